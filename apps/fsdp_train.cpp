@@ -36,6 +36,7 @@
 #include "run/train/explain_step.h"
 #include "run/train/peer_standings.h"
 #include "run/train/profile_start.h"
+#include "run/train/reference_log_probs.h"
 #include "run/train/trainer.h"
 #include "run/train/watchdog.h"
 #include "setup/config/foreign_names.h"
@@ -216,6 +217,12 @@ void evaluate(const config::Config& config, const comm::LaunchEnvironment& envir
   if (environment.rank == 0) cli::print(train::evaluation_text(evaluation));
 }
 
+void write_references(const config::Config& config, const comm::LaunchEnvironment& environment) {
+  const auto files = train::write_reference_log_probs(config, connect(config, environment));
+  if (environment.rank != 0) return;
+  for (const std::filesystem::path& file : files) cli::print(util::concat("wrote ", file.string(), "\n"));
+}
+
 /// Prints the plan, for which no process of its world is needed. Under a launcher the first rank prints it.
 void plan(config::Config config, const Arguments& arguments) {
   const bool json = arguments.planning.json;
@@ -292,6 +299,8 @@ int run(const Arguments& arguments) {
       explain(config, environment, {.all_units = arguments.all_units, .timeline = arguments.timeline});
     } else if (arguments.profile_start) {
       profile_start(config, environment, arguments.planning.json);
+    } else if (arguments.reference_log_probs) {
+      write_references(config, environment);
     } else if (!arguments.evaluate.empty()) {
       evaluate(config, environment, arguments.evaluate);
     } else {

@@ -45,6 +45,9 @@ constexpr const char* kAboutProfile =
     "train one step from the first weights, or from the checkpoint that checkpoint.resume names, and "
     "print where the time from the start of rank 0, or of fsdp-launch, to the end of the step went. "
     "Leaves the run's folder alone. With --json, prints one JSON object";
+constexpr const char* kAboutReferences =
+    "compute the log-probabilities that the reference of training.objective gives to the answers in data.train and "
+    "data.validation, and keep them beside these files, for preference.reference = \"stored\"";
 constexpr const char* kAboutPrint =
     "print every key with its value and the origin of the value (default, line of "
     "the file, command line), and exit";
@@ -75,8 +78,10 @@ const CLI::App* given_command(const CLI::App& app) {
 
 /// Whether this is one of add_train_actions(), which need what the program's options would.
 bool is_action(const std::string& name) {
-  static const std::vector<std::string> names = {"report",  "watch",        "evaluate",      "plan",
-                                                 "dry-run", "explain-step", "profile-start", "print-config"};
+  static const std::vector<std::string> names = {
+      "report",      "watch",        "evaluate",      "plan",
+      "dry-run",     "explain-step", "profile-start", "reference-log-probs",
+      "print-config"};
   return std::ranges::find(names, name) != names.end();
 }
 
@@ -155,9 +160,16 @@ void add_train_options(CLI::App& app, TrainArguments& arguments) {
       ->excludes(explain)
       ->excludes(report);
   CLI::Option* profile = app.add_flag("--profile-start", arguments.profile_start, kAboutProfile);
+  CLI::Option* references =
+      app.add_flag("--reference-log-probs", arguments.reference_log_probs, kAboutReferences)
+          ->excludes(explain)
+          ->excludes(report)
+          ->excludes(profile);
+  references->excludes(app.get_option("--evaluate"))->excludes(app.get_option("--watch"));
   CLI::Option* plan = app.add_flag("--plan", arguments.plan, kAboutPlan);
   CLI::Option* dry_run = app.add_flag("--dry-run", arguments.dry_run, kAboutDryRun);
-  plan->excludes(dry_run);
+  plan->excludes(dry_run)->excludes(references);
+  dry_run->excludes(references);
   add_plan_options(app, arguments.planning, "with --plan or --dry-run: ");
   for (const char* other :
        {"--print-config", "--explain-step", "--evaluate", "--report", "--watch", "--plan", "--dry-run"}) {
@@ -181,6 +193,9 @@ void add_train_actions(CLI::App& app, TrainArguments& arguments) {
   CLI::App* profile = add_action(app, arguments, "profile-start", kAboutProfile);
   profile->add_flag("--json", arguments.planning.json, "print one JSON object instead of text");
   profile->callback([&arguments] { arguments.profile_start = true; });
+
+  CLI::App* references = add_action(app, arguments, "reference-log-probs", kAboutReferences);
+  references->callback([&arguments] { arguments.reference_log_probs = true; });
 
   CLI::App* print = add_action(app, arguments, "print-config", kAboutPrint);
   print->callback([&arguments] { arguments.print_config = true; });

@@ -19,6 +19,7 @@ struct TrainArguments {
   bool all_units = false;
   std::string timeline;  ///< file of the explained step; empty: none
   bool profile_start = false;
+  bool reference_log_probs = false;
   bool plan = false;
   bool dry_run = false;
   std::string evaluate;             ///< weights to validate; empty: the run is trained
@@ -33,7 +34,8 @@ struct TrainArguments {
   bool computes() const { return !looks_at_runs() && !print_config && !plan; }
   /// Whether the program trains, and so saves before it ends. Otherwise a signal ends it like any program.
   bool trains() const {
-    return computes() && !dry_run && !explain_step && !profile_start && evaluate.empty();
+    return computes() && !dry_run && !explain_step && !profile_start && !reference_log_probs &&
+           evaluate.empty();
   }
 };
 

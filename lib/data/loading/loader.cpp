@@ -6,6 +6,8 @@
 
 #include "base/util/error.h"
 #include "base/util/hash.h"
+#include "base/util/text.h"
+#include "data/loading/packed_documents.h"
 
 namespace fsdp::data {
 namespace {
@@ -112,7 +114,10 @@ class BatchBuilder {
       : BatchBuilder(options, options.micro_batch_size, options.sequence_length) {}
 
   /// Makes rows of the first `length` tokens of samples, which have no more.
-  BatchBuilder(const DataOptions& options, int64_t rows, int64_t length) : length_(length) {
+  BatchBuilder(const DataOptions& options, int64_t rows, int64_t length)
+      : length_(length),
+        packs_(options.preference.is_on()),
+        exchanges_(options.preference.rows == PreferenceRows::kSingle) {
     batch_.inputs = at::empty({rows, length_}, at::kLong);
     batch_.targets = at::empty({rows, length_}, at::kLong);
     if (length < options.sequence_length) whole_row_.resize(static_cast<size_t>(2 * options.sequence_length));
@@ -133,6 +138,7 @@ class BatchBuilder {
       std::copy_n(targets, length_, target_);
     }
     if (starts_) starts_->push_back(std::move(row.document_starts));
+    documents_.push_back(std::move(row.documents));
     batch_.counted += row.counted;
     batch_.row_tokens.push_back(std::min(row.tokens, length_));
     ++batch_.valid_rows;
@@ -145,12 +151,13 @@ class BatchBuilder {
     std::fill_n(target_, length_, kIgnoredTarget);
     batch_.row_tokens.push_back(0);
     if (starts_) starts_->push_back({0});
+    documents_.emplace_back();
     advance();
   }
 
   Batch take() {
     batch_.document_starts = std::move(starts_);
-    return std::move(batch_);
+    return packs_ ? packed_documents(batch_, documents_, exchanges_) : std::move(batch_);
   }
 
  private:
@@ -160,7 +167,9 @@ class BatchBuilder {
   }
 
   int64_t length_;
+  bool packs_, exchanges_;
   std::shared_ptr<std::vector<std::vector<int64_t>>> starts_;
+  std::vector<std::vector<ScoredDocument>> documents_;  ///< of each row
   Batch batch_;
   /// Inputs and targets of a sample; empty if the sample fits the batch's row.
   std::vector<int64_t> whole_row_;
@@ -169,6 +178,15 @@ class BatchBuilder {
 };
 
 }  // namespace
+
+std::vector<at::Tensor*> Batch::device_tensors() {
+  std::vector<at::Tensor*> tensors{&inputs, &targets};
+  if (is_token.defined()) tensors.push_back(&is_token);
+  if (scored) tensors.push_back(&scored->of_targets);
+  if (!exchanged) return tensors;
+  for (at::Tensor* tensor : exchanged->device_tensors()) tensors.push_back(tensor);
+  return tensors;
+}
 
 TrainLoader::TrainLoader(const DataOptions& options, int64_t vocab_size, uint64_t seed,
                          const Placement& placement)
@@ -200,6 +218,14 @@ std::optional<RowSurvey> TrainLoader::survey() const {
     *sum += *survey;
   }
   return sum;
+}
+
+std::string TrainLoader::notes() const {
+  std::vector<std::string> notes;
+  for (const Set& set : sets_) {
+    if (std::string note = set.samples->note(); !note.empty()) notes.push_back(std::move(note));
+  }
+  return util::join(notes, "; ");
 }
 
 double TrainLoader::samples_of(size_t set, int64_t samples) const {

@@ -21,6 +21,15 @@
 
 namespace fsdp::data {
 
+/// The completions of a batch that an objective scores.
+struct ScoredCompletions {
+  /// For each target, the number of the document whose completion it belongs to; -1: of none. [B, T] int64,
+  /// on the device of the targets.
+  at::Tensor of_targets;
+  at::Tensor preferred;   ///< whether a document is chosen or desirable, [documents] bool, in host memory
+  at::Tensor references;  ///< the stored reference's log-probabilities, [documents] double; undefined: none
+};
+
 struct Batch {
   /// Inputs and targets, [B, T] int64; with data.max_tokens, B and T differ between batches. Loaders return
   /// them in host memory, PrefetchingBatches on the device.
@@ -38,6 +47,15 @@ struct Batch {
   int64_t first_row = 0;  ///< global position of row 0 in the run (training only)
   /// Bytes of the text that the targets stand for, if the source counts them.
   std::optional<int64_t> text_bytes = std::nullopt;
+  /// Null unless rows are preferences, whose documents are packed into one row (packed_documents.h). The
+  /// number of targets that count is then that of samples.
+  std::shared_ptr<ScoredCompletions> scored = nullptr;
+  int64_t preferred_targets = 0;  ///< number of targets that count in preferred documents
+  /// The same prompts with exchanged completions, if the objective needs them and the batch has samples.
+  std::shared_ptr<Batch> exchanged = nullptr;
+
+  /// Returns the tensors that belong on the device.
+  std::vector<at::Tensor*> device_tensors();
 };
 
 /// This process's place among those that share the work.
@@ -91,6 +109,8 @@ class TrainLoader final : public BatchSource {
   int64_t num_tokens() const;
   /// Returns the survey of all sets that have one; nothing if no set has one.
   std::optional<RowSurvey> survey() const;
+  /// Returns what the sets tell about their samples (Samples::note()).
+  std::string notes() const;
 
  private:
   Batch batch_by_tokens(int64_t position) const;

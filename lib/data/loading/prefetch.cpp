@@ -28,24 +28,23 @@ Batch PrefetchingBatches::batch(int64_t first_global_sample, int64_t micro_batch
     if (next >= options_.end) break;
     read_ahead(next);
   }
-  const std::shared_ptr<Batch> read = std::move(ahead_.front().batch);
+  const Prefetched read = std::move(ahead_.front());
   ahead_.pop_front();
   const util::DeviceFeed::Tensors tensors = feed_.take();
-  Batch batch = std::move(*read);
-  batch.inputs = tensors[0];
-  batch.targets = tensors[1];
-  if (tensors.size() > 2) batch.is_token = tensors[2];
+  for (size_t i = 0; i < tensors.size(); ++i) *(*read.places)[i] = tensors[i];
+  Batch batch = std::move(*read.batch);
   if (options_.on_arrival) options_.on_arrival(batch);
   return batch;
 }
 
 void PrefetchingBatches::read_ahead(int64_t position) const {
-  ahead_.push_back({position, std::make_shared<Batch>()});
-  feed_.add([this, position, batch = ahead_.back().batch] {
+  ahead_.push_back({position, std::make_shared<Batch>(), std::make_shared<std::vector<at::Tensor*>>()});
+  feed_.add([this, position, batch = ahead_.back().batch, places = ahead_.back().places] {
     *batch = source_.batch(position, 0);
     if (options_.on_reading) options_.on_reading(*batch);
-    util::DeviceFeed::Tensors tensors{std::move(batch->inputs), std::move(batch->targets)};
-    if (batch->is_token.defined()) tensors.push_back(std::move(batch->is_token));
+    *places = batch->device_tensors();
+    util::DeviceFeed::Tensors tensors;
+    for (at::Tensor* tensor : *places) tensors.push_back(std::move(*tensor));
     return tensors;
   });
 }

@@ -41,6 +41,7 @@ class PrefetchingBatches final : public BatchSource {
   struct Prefetched {
     int64_t position;
     std::shared_ptr<Batch> batch;  ///< batch read by the thread; its tensors arrive through feed_
+    std::shared_ptr<std::vector<at::Tensor*>> places;  ///< where the tensors that arrive belong in it
   };
 
   void read_ahead(int64_t position) const;

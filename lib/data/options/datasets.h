@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -19,6 +20,17 @@ namespace fsdp::data {
 /// Target of a token that does not count: the default ignore_index of cross entropy.
 inline constexpr int64_t kIgnoredTarget = -100;
 
+/// A document whose completion an objective scores: a range of a row's targets.
+struct ScoredDocument {
+  int64_t begin = 0, end = 0;  ///< of its inputs in the row
+  bool preferred = false;      ///< chosen or desirable
+  bool exchanged = false;      ///< its completion is another document's
+  /// Log-probability of its completion by the stored reference; NaN: unknown.
+  double reference = std::numeric_limits<double>::quiet_NaN();
+  /// For each input, whether its target belongs to the completion: [end - begin].
+  std::vector<bool> completes = {};
+};
+
 /// A set of samples of one length, from which a loader takes its rows. SampleReader (sample_reader.h) reads
 /// samples from token files. Thread-safe: any rank and thread may read any sample at any time, and gets the
 /// same sample each time.
@@ -31,6 +43,8 @@ class Samples {
     int64_t tokens = -1;
     /// Positions in the row at which documents begin, 0 first, with data.documents = "mask". Otherwise empty.
     std::vector<int64_t> document_starts = {};
+    /// Documents of a row of preferences, otherwise empty.
+    std::vector<ScoredDocument> documents = {};
   };
 
   virtual ~Samples() = default;
@@ -46,6 +60,8 @@ class Samples {
   virtual int64_t length(int64_t /*sample*/) const { return 0; }
   /// Returns the survey of the first `rows` samples, if data.train_on excludes targets of conversations.
   virtual std::optional<RowSurvey> survey(int64_t /*rows*/) const { return std::nullopt; }
+  /// Returns a sentence about samples that were left out or cut, for the log; empty: all are whole.
+  virtual std::string note() const { return {}; }
   /// Returns the token that ends a document, if samples depend on it and no index records the ends.
   virtual std::optional<int64_t> document_separator() const { return std::nullopt; }
   /// Identifies these samples when a run resumes (data_identity.h): a list of objects, each with "name",
@@ -71,7 +87,7 @@ util::Registry<OpenSamples>& datasets();
 /// Whether rows may have targets that do not count.
 inline bool counts_vary(const DataOptions& options) {
   return options.documents != DocumentTreatment::kJoin || options.train_on != TrainOn::kAll ||
-         options.dataset != kTokenFiles;
+         options.dataset != kTokenFiles || options.preference.is_on();
 }
 
 /// Returns the document starts of `rows` rows of one document each, as plans and dry runs assume; null unless

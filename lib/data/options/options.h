@@ -33,6 +33,24 @@ constexpr auto enum_names(TrainOn) {
       {{TrainOn::kAll, "all"}, {TrainOn::kAssistant, "assistant"}, {TrainOn::kLast, "last"}});
 }
 
+/// The rows that an objective of preferences reads (data/tokens/preference_samples.h).
+enum class PreferenceRows {
+  kNone,    ///< rows are texts
+  kPairs,   ///< a chosen and a rejected document
+  kSingle,  ///< a document that is desirable or not, and another's completion of its prompt
+};
+
+/// Rows of preferences. Set by training.objective, not by a key of [data].
+struct PreferenceOptions {
+  PreferenceRows rows = PreferenceRows::kNone;
+  bool prompts_count = false;     ///< whether the prompts of preferred documents are targets too
+  bool stored_reference = false;  ///< whether log-probabilities of a reference are read from beside the files
+  /// kSingle: completions are exchanged among this many consecutive documents; 0: among all.
+  int64_t exchanged_rows = 0;
+
+  bool is_on() const { return rows != PreferenceRows::kNone; }
+};
+
 struct DataOptions {
   std::string dataset = "token_files";  ///< name in datasets() (data/options/datasets.h)
   /// Token files or patterns of them, read as if all were joined. Another data set defines its own entries.
@@ -54,6 +72,7 @@ struct DataOptions {
   bool allow_changed = false;    ///< allows a run to resume with files that differ from the checkpoint's
   int64_t prefetch_batches = 2;  ///< batches that a thread prefetches, one of them to the device; 0: none
   util::PluginValues plugin_values = {};
+  PreferenceOptions preference = {};
 };
 
 /// Number of positions in the run's order of samples that a micro-batch takes.

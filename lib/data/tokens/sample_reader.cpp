@@ -9,6 +9,7 @@
 #include "data/tokenizers/tokenizer.h"
 #include "data/tokens/data_identity.h"
 #include "data/tokens/file_patterns.h"
+#include "data/tokens/preference_samples.h"
 
 namespace fsdp::data {
 namespace {
@@ -228,6 +229,16 @@ void SampleReader::leave_out_uncounted(int64_t begin, int64_t count, int64_t* ta
 std::unique_ptr<Samples> open_samples(const SamplesRequest& request) {
   if (const OpenSamples& open = datasets().get(request.options.dataset, "data.dataset")) {
     return std::make_unique<ForeignSamples>(open(request), request);
+  }
+  if (request.options.preference.is_on()) {
+    auto pairs = std::make_unique<PreferenceSamples>(expand_patterns(request.entries), request.options,
+                                                     request.vocab_size);
+    if (pairs->num_samples() == 0) {
+      fail(ErrorKind::kData, pairs->name(), ": in none of ", pairs->left_out(),
+           " samples does data.sequence_length = ", request.options.sequence_length,
+           " leave tokens of both completions; raise it to the tokens of two whole documents");
+    }
+    return pairs;
   }
   auto reader =
       std::make_unique<SampleReader>(expand_patterns(request.entries), request.options, request.vocab_size);

@@ -59,7 +59,7 @@ at::Tensor Linear::forward(const at::Tensor& given, const StageContext* context,
                                                     /*leaves_bias=*/false, addend)
                        : kernels::linear(given, weight_, compute_.matmul, recomputed_, addend);
   }
-  if (adapter_) return with_bias(adapted_product(given, context));  // not parallel: see add_lora()
+  if (adapter_in(context)) return with_bias(adapted_product(given, context));  // not parallel: see add_lora()
   const at::Tensor x = parallel_ ? parallel_->enter(given) : given;
   if (parallel_ && parallel_->sums) {
     return with_bias(parallel_->leave(product(x)));
@@ -69,7 +69,7 @@ at::Tensor Linear::forward(const at::Tensor& given, const StageContext* context,
 }
 
 at::Tensor Linear::forward_without_bias(const at::Tensor& x, const StageContext* context) const {
-  if (adapter_) return adapted_product(x, context);
+  if (adapter_in(context)) return adapted_product(x, context);
   return product(parallel_ ? parallel_->enter(x) : x);
 }
 
@@ -91,7 +91,7 @@ at::Tensor Linear::delta(const at::Tensor& x, const at::Tensor& base, const Stag
 }
 
 at::Tensor Linear::adapted(const at::Tensor& x, const at::Tensor& base, const StageContext* context) const {
-  if (!adapter_) return base;
+  if (!adapter_in(context)) return base;
   const at::Tensor added = delta(x, base, context);
   return adapter_->has_magnitude() ? base + added : at::Tensor(base).add_(added);
 }
@@ -106,7 +106,7 @@ kernels::AdaptedForm Linear::adapted_form() const {
 kernels::AdaptedWeight Linear::adapted_weight() const { return {weight_, adapter_->a(), adapter_->b()}; }
 
 bool Linear::adapts_at_once(const at::Tensor& x, const StageContext* context) const {
-  return adapter_ && adapter_->is_plain(context) && !multiplies_float8(x) &&
+  return adapter_in(context) && adapter_->is_plain(context) && !multiplies_float8(x) &&
          kernels::can_adapt(x, adapted_weight(), adapted_form());
 }
 
@@ -202,14 +202,14 @@ at::Tensor forward_joined(const at::Tensor& x, std::initializer_list<const Linea
       in_float8 ? kernels::float8_joined_linear(x, weights, leading.float8_way())
                 : kernels::joined_linear(x, weights, leading.compute_.matmul, leading.recomputed_);
   if (std::none_of(layers.begin(), layers.end(),
-                   [](const Linear* layer) { return layer->adapter_ != nullptr; })) {
+                   [&](const Linear* layer) { return layer->adapter_in(context) != nullptr; })) {
     return joined;
   }
   std::vector<at::Tensor> deltas;
   int64_t first = 0;
   for (const Linear* layer : layers) {
     const at::Tensor base = joined.narrow(-1, first, layer->weight_.size(0));
-    deltas.push_back(layer->adapter_ ? layer->delta(x, base, context) : at::zeros_like(base));
+    deltas.push_back(layer->adapter_in(context) ? layer->delta(x, base, context) : at::zeros_like(base));
     first += base.size(-1);
   }
   return joined + at::cat(deltas, -1);

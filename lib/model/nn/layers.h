@@ -117,6 +117,10 @@ class Linear : public torch::nn::Module {
   at::Tensor adapted(const at::Tensor& x, const at::Tensor& base, const StageContext* context) const;
   /// The product with the adapter's term.
   at::Tensor adapted_product(const at::Tensor& x, const StageContext* context) const;
+  /// The adapter that takes part in a forward pass; null: none.
+  const LoraAdapter* adapter_in(const StageContext* context) const {
+    return context != nullptr && context->without_adapters ? nullptr : adapter_.get();
+  }
   /// Whether kernels::adapted_linears() computes product and adapter at once.
   bool adapts_at_once(const at::Tensor& x, const StageContext* context) const;
   kernels::AdaptedForm adapted_form() const;

@@ -64,6 +64,17 @@ at::Tensor loss_of_output(const at::Tensor& output, const at::Tensor& targets, c
   return context.balance ? context.balance->added_to(loss) : loss;
 }
 
+at::Tensor log_probs_of_targets(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
+                                const LossOptions& options, bool without_adapters) {
+  StageContext context = loss_context(targets, options);
+  context.targets = targets;
+  context.wants_log_probs = true;
+  context.without_adapters = without_adapters;
+  context.balance = nullptr;
+  const at::Tensor output = model.forward(ids, context);
+  return output.dim() == 3 ? log_probs_of(output, targets) : output;  // 3: scores of a plug-in's model
+}
+
 at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
                    const LossOptions& options) {
   const StageContext context = loss_context(targets, options);

@@ -67,6 +67,8 @@ struct StageContext {
   KeyValueCache* cache = nullptr;
   /// Layers of experts tell it how they have routed (model/nn/experts.h); null: no loss balances them.
   std::shared_ptr<ExpertBalance> balance = nullptr;
+  /// Whether layers compute without their adapters (model/nn/lora.h).
+  bool without_adapters = false;
   bool only_last = false;  ///< a model returns the last token's scores only: [B, 1, vocab_size]
 };
 

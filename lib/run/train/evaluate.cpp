@@ -72,37 +72,69 @@ class NumberedBatches final : public data::BatchSource {
 
 }  // namespace
 
+namespace {
+
+/// Sums that all ranks add up.
+enum Sum { kLosses, kTokens, kBytes, kForeignBatches, kCorrect, kAdded, kAddedTargets, kSums };
+
+/// Adds the loss of a batch. Returns whether it counts.
+bool add_loss(nn::Stage& model, const data::Batch& batch, const data::ValidationLoader& loader, int64_t index,
+              const ValidationHooks& hooks, double* sums) {
+  // A batch in which nothing counts still runs: its forward is collective.
+  if (hooks.objective != nullptr) {
+    const LossSums of = hooks.objective->sums(model, batch, {.cut = hooks.cut});
+    sums[kLosses] += of.of_samples.item<double>();
+    if (of.of_targets.defined()) sums[kAdded] += of.of_targets.item<double>();
+    sums[kAddedTargets] += static_cast<double>(batch.preferred_targets);
+    return batch.counted > 0;
+  }
+  std::optional<kernels::SampleSums> samples;
+  if (hooks.by_sample) samples.emplace(batch.targets.size(0), 1.0);
+  const at::Tensor loss = loss_of_batch(model, batch, hooks.cut, hooks.accuracy ? &sums[kCorrect] : nullptr);
+  if (batch.counted == 0) return false;
+  if (samples) {
+    std::ranges::copy(samples->losses, sums + kSums + loader.first_sample(index));
+  } else {
+    sums[kLosses] += loss.item<double>() * static_cast<double>(batch.counted);
+  }
+  return true;
+}
+
+}  // namespace
+
 std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoader& loader,
-                                   comm::Communicator& communicator, const ValidationHooks& hooks) {
+                                   comm::Communicator& communicator, const ValidationHooks& given) {
   at::NoGradGuard no_grad;
-  enum Sum { kLosses, kTokens, kBytes, kForeignBatches, kCorrect, kSums };
+  ValidationHooks hooks = given;
+  // Losses of tokens are computed here.
+  if (hooks.objective != nullptr && hooks.objective->metric_names().empty()) hooks.objective = nullptr;
+  const bool is_of_tokens = hooks.objective == nullptr;
   const int64_t places = hooks.by_sample ? loader.num_rows() : 0;
   at::Tensor totals = at::zeros({kSums + places}, at::kDouble);
   double* sums = totals.data_ptr<double>();
   data::PrefetchOptions prefetch = hooks.prefetch;
-  const NumberedBatches numbered(loader, hooks.bytes, std::exchange(prefetch.on_reading, nullptr));
+  const NumberedBatches numbered(loader, is_of_tokens ? hooks.bytes : nullptr,
+                                 std::exchange(prefetch.on_reading, nullptr));
   prefetch.device = communicator.device();
   prefetch.end = loader.num_batches();
   const data::PrefetchingBatches batches(numbered, /*samples_per_micro_step=*/1, prefetch);
-  for (int64_t index = 0; index < loader.num_batches(); ++index) {
-    if (hooks.stop_requested && hooks.stop_requested()) return std::nullopt;
-    const data::Batch batch = batches.batch(index, 0);
-    // A batch in which nothing counts still runs: its forward is collective.
-    std::optional<kernels::SampleSums> samples;
-    if (hooks.by_sample) samples.emplace(batch.targets.size(0), 1.0);
-    const at::Tensor loss =
-        loss_of_batch(model, batch, hooks.cut, hooks.accuracy ? &sums[kCorrect] : nullptr);
-    if (batch.counted == 0) continue;
-    const auto tokens = static_cast<double>(batch.counted);
-    if (samples) {
-      std::ranges::copy(samples->losses, sums + kSums + loader.first_sample(index));
-    } else {
-      sums[kLosses] += loss.item<double>() * tokens;
+  bool is_stopped = false;
+  const auto run = [&] {
+    for (int64_t index = 0; index < loader.num_batches(); ++index) {
+      if (hooks.stop_requested && hooks.stop_requested()) {
+        is_stopped = true;
+        return;
+      }
+      const data::Batch batch = batches.batch(index, 0);
+      if (!add_loss(model, batch, loader, index, hooks, sums)) continue;
+      sums[kTokens] += static_cast<double>(batch.counted);
+      if (hooks.bytes == nullptr) continue;
+      batch.text_bytes ? sums[kBytes] += static_cast<double>(*batch.text_bytes) : sums[kForeignBatches] += 1;
     }
-    sums[kTokens] += tokens;
-    if (hooks.bytes == nullptr) continue;
-    batch.text_bytes ? sums[kBytes] += static_cast<double>(*batch.text_bytes) : sums[kForeignBatches] += 1;
-  }
+  };
+  NamedNumbers of_objective;
+  is_of_tokens ? run() : void(of_objective = hooks.objective->metrics_of(run));
+  if (is_stopped) return std::nullopt;
   communicator.check();
   communicator.all_reduce(totals, comm::ReduceOp::kSum, {.unit = "validation loss"})->wait();
   // Each loss is known to one rank, and 0 on the others.
@@ -117,9 +149,12 @@ std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoade
   Validation validation{.loss = sums[kLosses] / sums[kTokens],
                         .samples = loader.num_samples(),
                         .tokens = static_cast<int64_t>(sums[kTokens]),
-                        .bytes = std::nullopt};
+                        .bytes = std::nullopt,
+                        .is_of_tokens = is_of_tokens,
+                        .of_objective = std::move(of_objective)};
+  if (sums[kAddedTargets] > 0) validation.loss += sums[kAdded] / sums[kAddedTargets];
   if (hooks.accuracy) validation.accuracy = sums[kCorrect] / sums[kTokens];
-  if (hooks.bytes != nullptr && sums[kForeignBatches] == 0) {
+  if (is_of_tokens && hooks.bytes != nullptr && sums[kForeignBatches] == 0) {
     validation.bytes = static_cast<int64_t>(sums[kBytes]);
   }
   return validation;
@@ -127,8 +162,12 @@ std::optional<Validation> validate(nn::Stage& model, const data::ValidationLoade
 
 std::string validation_text(const Validation& validation) {
   const std::optional<double> bits = validation.bits_per_byte();
+  std::string numbers =
+      validation.is_of_tokens ? concat(", perplexity ", util::fixed(validation.perplexity(), 2)) : "";
+  for (const auto& [name, value] : validation.of_objective)
+    numbers += concat(", ", name, " ", util::fixed(value, 4));
   return concat(
-      "loss ", util::fixed(validation.loss, 4), ", perplexity ", util::fixed(validation.perplexity(), 2),
+      "loss ", util::fixed(validation.loss, 4), numbers,
       bits ? concat(", ", util::fixed(*bits, 4), " bits per byte") : "",
       validation.accuracy ? concat(", accuracy ", util::fixed(*validation.accuracy * 100, 2), " %") : "",
       " over ", validation.samples, " samples");
@@ -163,6 +202,19 @@ std::string evaluation_text(const Evaluation& evaluation) {
 Evaluation evaluate(const config::Config& given, std::shared_ptr<comm::Communicator> communicator,
                     const std::filesystem::path& weights) {
   config::Config config = given;
+  using enum nn::ReferenceSource;
+  const auto reference = config.preference.reference.value();
+  const bool has_reference =
+      nn::objectives().get(config.training.objective, "training.objective").has_reference;
+  if (has_reference && reference != kStored) {
+    config.preference.reference = kModel;  // adapters are merged into the weights to be evaluated
+    if (config.preference.reference_model.empty()) {
+      fail(
+          ErrorKind::kUsage,
+          "preference.reference_model must name the weights that answers are compared with, "
+          "since model.init_from names those to be evaluated, but is empty; add preference.reference_model=PATH");
+    }
+  }
   config.model.init_from = weights.string();
   config.lora = {};                       // a checkpoint's adapters are merged into its weights
   config.training.global_batch_size = 0;  // nothing is trained, so any world will do
@@ -183,6 +235,7 @@ Evaluation evaluate(const config::Config& given, std::shared_ptr<comm::Communica
   const ShardedModel sharded = build_sharded_model(config, mesh, /*trace=*/nullptr);
   Evaluation evaluation;
   if (loader) {
+    const std::shared_ptr<Objective> objective = make_objective(config, mesh);
     const auto bytes = token_bytes(config, communicator->rank() == 0);
     evaluation.validation =
         validate(*sharded.model, *loader, *communicator,
@@ -190,6 +243,7 @@ Evaluation evaluate(const config::Config& given, std::shared_ptr<comm::Communica
                   .accuracy = config.evaluation.accuracy,
                   .prefetch = prefetch_options(config, mesh),
                   .cut = sharded.cut,
+                  .objective = objective.get(),
                   .by_sample = config.training.reproducible == config::Reproducible::kWorldSize,
                   .copies = mesh.shape().model});
     require_finite(*evaluation.validation, weights.string());
@@ -197,6 +251,21 @@ Evaluation evaluate(const config::Config& given, std::shared_ptr<comm::Communica
   evaluation.tasks = tasks->of(*sharded.model, mesh).value();
   return evaluation;
 }
+
+namespace {
+
+double number_of(const Validation& validation, const std::string& name) {
+  const auto found = std::ranges::find(validation.of_objective, name, &std::pair<std::string, double>::first);
+  return found == validation.of_objective.end() ? std::numeric_limits<double>::quiet_NaN() : found->second;
+}
+
+bool higher_is_better(config::BestMetric metric) {
+  using enum config::BestMetric;
+  return metric == kValidationAccuracy || metric == kValidationRewardAccuracies ||
+         metric == kValidationRewardMargins;
+}
+
+}  // namespace
 
 double best_metric_value(config::BestMetric metric, const Validation& validation, double loss,
                          double grad_norm) {
@@ -211,6 +280,10 @@ double best_metric_value(config::BestMetric metric, const Validation& validation
       return validation.bits_per_byte().value_or(kUnknown);
     case Metric::kValidationAccuracy:
       return validation.accuracy.value_or(kUnknown);
+    case Metric::kValidationRewardAccuracies:
+      return number_of(validation, "rewards/accuracies");
+    case Metric::kValidationRewardMargins:
+      return number_of(validation, "rewards/margins");
     case Metric::kLoss:
       return loss;
     case Metric::kGradNorm:
@@ -227,7 +300,7 @@ std::string words_of(const util::Named<config::BestMetric>& metric) {
 
 bool ValidationHistory::add(int64_t step, double value) {
   validated_at_ = step;
-  const double sign = metric_ == config::BestMetric::kValidationAccuracy ? -1 : 1;
+  const double sign = higher_is_better(metric_.value()) ? -1 : 1;
   const bool better = std::isfinite(value) && (!best_ || sign * value < sign * best_->value - min_delta_);
   if (better) best_ = Best{.step = step, .value = value};
   not_better_in_a_row_ = better ? 0 : not_better_in_a_row_ + 1;

@@ -15,6 +15,7 @@
 #include "data/loading/prefetch.h"
 #include "data/tokenizers/tokenizer.h"
 #include "model/nn/stage.h"
+#include "run/train/objective.h"
 #include "run/train/task_scores.h"
 #include "setup/config/config.h"
 
@@ -27,7 +28,9 @@ struct Validation {
   int64_t tokens = 0;            ///< predicted tokens
   std::optional<int64_t> bytes;  ///< bytes of these tokens' text; nullopt: unknown
   std::optional<double> accuracy =
-      std::nullopt;  ///< share of targets with the highest score; nullopt: not counted
+      std::nullopt;                ///< share of targets with the highest score; nullopt: not counted
+  bool is_of_tokens = true;        ///< whether the loss is the cross entropy of tokens; otherwise of samples
+  NamedNumbers of_objective = {};  ///< metrics of training.objective
 
   double perplexity() const { return std::exp(loss); }
   /// Bits per byte of text that compression by the model would take, which are comparable among tokenizers.
@@ -40,6 +43,7 @@ struct ValidationHooks {
   bool accuracy = false;                                       ///< keeps all scores of a batch in memory
   data::PrefetchOptions prefetch = {};                         ///< device and end are set by validate()
   std::shared_ptr<const parallel::CutSequence> cut = nullptr;  ///< the cut of the rows that `prefetch` yields
+  Objective* objective = nullptr;                              ///< null: the cross entropy of tokens
   bool by_sample = false;  ///< the loss is the same number at any world size (model/kernels/sample_sums.h)
   int64_t copies = 1;      ///< number of ranks that compute the same rows: the ranks of the mesh's axis model
   /// Returns whether to end the validation. Collective; called between batches.

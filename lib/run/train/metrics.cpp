@@ -90,12 +90,10 @@ constexpr std::string_view kColumns =
     "peak_tflops,validation_accuracy,hfu,slowest_rank,slowest_rank_factor,slow_rank,slow_rank_factor,last_loss,"
     "eta_seconds,time";
 
-std::string csv_heading() { return concat(kColumns, "\n"); }
-
 template <typename Json>
-std::string csv_row(const Json& line) {
+std::string csv_row(const Json& line, const std::string& names) {
   std::string row;
-  std::istringstream columns{std::string(kColumns)};
+  std::istringstream columns(names);
   for (std::string column; std::getline(columns, column, ',');) {
     if (column != "step") row += ',';
     auto value = line.find(column);
@@ -105,12 +103,14 @@ std::string csv_row(const Json& line) {
 }
 
 /// Writes the rows of `lines` anew if the run resumes and the table has the same columns.
-fs::path prepared_csv(const fs::path& path, const KeptMetrics& kept, const fs::path& lines) {
-  std::string rows = csv_heading();
+fs::path prepared_csv(const fs::path& path, const KeptMetrics& kept, const fs::path& lines,
+                      const std::string& columns) {
+  std::string rows = columns + "\n";
   if (fs::exists(path)) {
     if (kept.resumed_step > 0 && util::read_file(path).starts_with(rows)) {
-      for_each_record(util::read_file(lines),
-                      [&](const std::string&, const nlohmann::json& numbers) { rows += csv_row(numbers); });
+      for_each_record(util::read_file(lines), [&](const std::string&, const nlohmann::json& numbers) {
+        rows += csv_row(numbers, columns);
+      });
     } else {
       put_aside(path);
     }
@@ -146,7 +146,14 @@ Scalars scalars_of(const nlohmann::ordered_json& line) {
       scalars.emplace_back(tag, value->get<double>());
   }
   for (const auto& [key, value] : line.items()) {
-    if (key.starts_with("task/")) scalars.emplace_back(key, value.get<double>());
+    constexpr std::string_view kValidation = "validation_";
+    if (key.starts_with("task/")) {
+      scalars.emplace_back(key, value.get<double>());
+    } else if (key.find('/') != std::string::npos) {
+      const bool of_validation = key.starts_with(kValidation);
+      const std::string name = key.substr(of_validation ? kValidation.size() : 0);
+      scalars.emplace_back((of_validation ? "validation/" : "train/") + name, value.get<double>());
+    }
   }
   return scalars;
 }
@@ -154,8 +161,9 @@ Scalars scalars_of(const nlohmann::ordered_json& line) {
 }  // namespace
 
 MetricsFile::MetricsFile(const fs::path& folder, const KeptMetrics& kept, const MetricsFormats& formats)
-    : file_(prepared(folder / "metrics.jsonl", kept)) {
-  if (formats.csv) csv_.emplace(prepared_csv(folder / "metrics.csv", kept, path()));
+    : file_(prepared(folder / "metrics.jsonl", kept)), columns_(kColumns) {
+  for (const std::string& column : formats.columns) columns_ += "," + column;
+  if (formats.csv) csv_.emplace(prepared_csv(folder / "metrics.csv", kept, path(), columns_));
   if (formats.tensorboard) tensorboard_.emplace(folder / "tensorboard", kept.resumed_step);
 }
 
@@ -204,15 +212,16 @@ void MetricsFile::write(const StepMetrics& metrics) {
     line["slow_rank_factor"] = metrics.slow->factor;
     line["slow_rank_host"] = util::printable(metrics.slow->host);
   }
+  for (const auto& [name, value] : metrics.of_objective) line[name] = value;
   write_line(line);
 }
 
 nlohmann::ordered_json validation_line(int64_t step, const Validation& validation) {
-  nlohmann::ordered_json line = {{"step", step},
-                                 {"validation_loss", validation.loss},
-                                 {"validation_perplexity", validation.perplexity()}};
+  nlohmann::ordered_json line = {{"step", step}, {"validation_loss", validation.loss}};
+  if (validation.is_of_tokens) line["validation_perplexity"] = validation.perplexity();
   if (auto bits = validation.bits_per_byte()) line["validation_bits_per_byte"] = *bits;
   if (validation.accuracy) line["validation_accuracy"] = *validation.accuracy;
+  for (const auto& [name, value] : validation.of_objective) line["validation_" + name] = value;
   return line;
 }
 
@@ -221,7 +230,7 @@ void MetricsFile::write_line(const nlohmann::ordered_json& numbers) {
   line.update(numbers);
   last_ = writer_.add([this, line = std::move(line)] {
     file_.append(line.dump() + "\n");
-    if (csv_) csv_->append(csv_row(line));
+    if (csv_) csv_->append(csv_row(line, columns_));
     if (tensorboard_) tensorboard_->write(line["step"].get<int64_t>(), scalars_of(line));
   });
   last_.wait_for(kPatienceWithDisk);

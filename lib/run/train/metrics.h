@@ -12,6 +12,7 @@
 #include "base/device/cuda.h"
 #include "base/util/work_queue.h"
 #include "run/train/evaluate.h"
+#include "run/train/objective.h"
 #include "run/train/record_file.h"
 #include "run/train/slow_ranks.h"
 #include "run/train/tensorboard.h"
@@ -47,6 +48,7 @@ struct StepMetrics {
   std::optional<RankFactor> slow = std::nullopt;     ///< the slowest of the ranks that are named as slow
   std::optional<double> last_loss = std::nullopt;    ///< loss of this step alone, if `loss` may be of several
   std::optional<double> eta_seconds = std::nullopt;  ///< estimated time to the end of the run
+  NamedNumbers of_objective = {};                    ///< metrics of training.objective
   bool is_cross_entropy = true;  ///< whether `loss` has no other term, so that exp(loss) is the perplexity
 };
 
@@ -67,7 +69,8 @@ struct MetricsFormats {
   /// folder/metrics.csv: the numbers of metrics.jsonl as a table with a heading and a row for each line.
   /// Numbers that a line lacks are empty; a validation, for example, has no norm.
   bool csv = false;
-  bool tensorboard = false;  ///< event files in folder/tensorboard, see tensorboard.h
+  std::vector<std::string> columns = {};  ///< more columns of the table
+  bool tensorboard = false;               ///< event files in folder/tensorboard, see tensorboard.h
 };
 
 /// Returns the line of a validation.
@@ -104,6 +107,7 @@ class MetricsFile {
 
   RecordFile file_;
   std::optional<RecordFile> csv_;
+  std::string columns_;  ///< names of the table's columns
   std::optional<TensorBoardFile> tensorboard_;
   std::future<void> last_;           ///< result of the line that was added last
   util::WorkQueue<void> writer_{1};  ///< the last member, so that it ends first

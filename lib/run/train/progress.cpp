@@ -125,6 +125,10 @@ std::vector<Progress::Field> Progress::fields(Clock::time_point now) const {
   if (last_ && last_->is_cross_entropy) {
     fields.push_back({8, concat("ppl ", util::fixed(std::exp(last_->loss), 2))});
   }
+  for (const auto& [name, value] : last_ ? last_->of_objective : NamedNumbers{}) {
+    if (name == "rewards/margins") fields.push_back({8, concat("margin ", util::fixed(value, 4))});
+    if (name == "rewards/accuracies") fields.push_back({9, concat("accuracy ", percent(value))});
+  }
   if (ends_at_) {
     const double seconds = std::chrono::duration<double>(*ends_at_ - now).count();
     fields.push_back({1, concat("ETA ", util::human_duration(std::max(seconds, 0.0)))});

@@ -1,6 +1,7 @@
 #include "run/train/run_metrics.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/device/cuda.h"
 #include "base/util/system.h"
@@ -14,17 +15,24 @@ namespace {
 
 /// Whether the loss of training is the cross entropy alone.
 bool is_cross_entropy(const config::Config& config) {
-  return config.training.loss == nn::kCrossEntropy && config.training.label_smoothing == 0 &&
-         config.training.z_loss == 0 && nn::aux_loss_coef(config.model) == 0;
+  return config.training.objective == nn::kLanguageModel && config.training.loss == nn::kCrossEntropy &&
+         config.training.label_smoothing == 0 && config.training.z_loss == 0 &&
+         nn::aux_loss_coef(config.model) == 0;
 }
 
 }  // namespace
 
 void RunMetrics::open(bool validates_again) {
-  file_.emplace(
-      run_.output_folder(),
-      KeptMetrics{.resumed_step = run_.position.step, .validates_again = validates_again},
-      MetricsFormats{.csv = run_.config.logging.csv, .tensorboard = run_.config.logging.tensorboard});
+  std::vector<std::string> columns;
+  for (const std::string& name : run_.parts.objective->metric_names()) {
+    columns.push_back(name);
+    columns.push_back("validation_" + name);
+  }
+  file_.emplace(run_.output_folder(),
+                KeptMetrics{.resumed_step = run_.position.step, .validates_again = validates_again},
+                MetricsFormats{.csv = run_.config.logging.csv,
+                               .columns = columns,
+                               .tensorboard = run_.config.logging.tensorboard});
 }
 
 void RunMetrics::write_what_is_missing(const nlohmann::ordered_json& validation_line) {
@@ -53,9 +61,13 @@ void RunMetrics::flush() {
 void RunMetrics::end_step(ObservedStep& step) {
   const bool is_reported =
       run_.is_complete() || step.ends_run || run_.is_due(run_.config.logging.interval_steps);
-  if (is_reported) compare_ranks();
+  NamedNumbers of_objective;
+  if (is_reported) {
+    compare_ranks();
+    of_objective = run_.parts.objective->take_metrics();
+  }
   if (!run_.is_first_rank()) return;
-  is_reported ? report(step) : show_first_steps();
+  is_reported ? report(step, std::move(of_objective)) : show_first_steps();
 }
 
 void RunMetrics::show_first_steps() {
@@ -75,7 +87,7 @@ void RunMetrics::compare_ranks() {
   }
 }
 
-void RunMetrics::report(const ObservedStep& step) {
+void RunMetrics::report(const ObservedStep& step, NamedNumbers of_objective) {
   const at::Device device = run_.communicator->device();
   const StepMeter::Reading reading = run_.meter.read(run_.position.step, run_.position.tokens_seen);
   StepMetrics metrics{.step = run_.position.step,
@@ -106,6 +118,7 @@ void RunMetrics::report(const ObservedStep& step) {
     metrics.slow = paces_->compared()->slowest_named();
   }
   metrics.last_loss = run_.last_loss();
+  metrics.of_objective = std::move(of_objective);
   metrics.is_cross_entropy = is_cross_entropy(run_.config);
   run_.time_left.add_steps(reading.steps, static_cast<double>(reading.steps) * reading.step_seconds);
   metrics.eta_seconds = run_.time_left.seconds_after(run_.position.step);

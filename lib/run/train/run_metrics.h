@@ -33,7 +33,7 @@ class RunMetrics final : public StepObserver {
 
  private:
   void compare_ranks();
-  void report(const ObservedStep& step);
+  void report(const ObservedStep& step, NamedNumbers of_objective);
   /// Shows how far the run is before the first line.
   void show_first_steps();
 

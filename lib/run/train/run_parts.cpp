@@ -19,6 +19,7 @@
 #include "base/util/system.h"
 #include "base/util/text.h"
 #include "comm/api/communicator.h"
+#include "data/loading/packed_documents.h"
 #include "data/tokenizers/tokenizer.h"
 #include "model/families/families.h"
 #include "model/nn/decoder.h"
@@ -98,19 +99,29 @@ void mark_tokens(data::Batch& batch) {
   batch.is_token = at::arange(length).unsqueeze(0) < at::tensor(batch.row_tokens).unsqueeze(1);
 }
 
+/// Returns the number of which the length of a row of packed documents must be a multiple.
+int64_t multiple_of_packed_rows(const config::Config& config, const comm::MeshShape& mesh) {
+  int64_t multiple = mesh.context > 1 ? 2 * mesh.context : 1;
+  if (config.mesh.sequence_parallel && mesh.model > 1) multiple *= mesh.model;
+  if (config.training.float8 != config::Float8Recipe::kNone) multiple *= 16;
+  return multiple;
+}
+
 }  // namespace
 
 data::PrefetchOptions prefetch_options(const config::Config& config, const comm::Mesh& mesh) {
   data::PrefetchOptions options{.depth = config.data.prefetch_batches, .device = mesh.world()->device()};
   const bool balances = nn::aux_loss_coef(config.model) > 0;
-  if (balances) options.on_reading = mark_tokens;
+  const int64_t multiple = config.data.preference.is_on() ? multiple_of_packed_rows(config, mesh.shape()) : 1;
+  options.on_reading = [balances, multiple](data::Batch& batch) {
+    if (multiple > 1) data::pad_packed(batch, multiple);
+    if (balances) mark_tokens(batch);
+  };
   if (const auto cut = cut_sequence(config, mesh)) {
-    options.on_reading = [cut, balances](data::Batch& batch) {
-      if (balances) mark_tokens(batch);
-      for (at::Tensor* tokens : {&batch.inputs, &batch.targets, &batch.is_token}) {
-        if (tokens->defined()) *tokens = cut->part_of(*tokens, 1);
-      }
-      batch.counted = batch.targets.ne(data::kIgnoredTarget).sum().item<int64_t>();
+    options.on_reading = [cut, before = options.on_reading](data::Batch& batch) {
+      before(batch);
+      for (at::Tensor* tokens : batch.device_tensors()) *tokens = cut->part_of(*tokens, 1);
+      if (!batch.scored) batch.counted = batch.targets.ne(data::kIgnoredTarget).sum().item<int64_t>();
     };
   }
   if (config.fsdp.front == config::Front::kSpmd) {
@@ -382,6 +393,7 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
   });
   if (config::scales_loss(config)) parts.scaler.emplace(config.loss_scaler);
   if (config.training.may_skip_updates()) parts.guard.emplace(config.training);
+  parts.objective = make_objective(config, mesh);
   return parts;
 }
 
@@ -401,7 +413,8 @@ std::unique_ptr<TrainStep> make_train_step(const config::Config& config, RunPart
                                      batches,
                                      parts.scaler ? &*parts.scaler : nullptr,
                                      std::move(stop_requested),
-                                     parts.guard ? &*parts.guard : nullptr};
+                                     parts.guard ? &*parts.guard : nullptr,
+                                     parts.objective};
   const StepOptions options{.gradient_accumulation_steps = config.training.gradient_accumulation_steps,
                             .loss = {.terms = {.label_smoothing = config.training.label_smoothing,
                                                .z_loss = config.training.z_loss},

@@ -55,6 +55,7 @@ struct RunParts : ShardedModel {
   std::unique_ptr<optim::Optimizer> optimizer;
   std::optional<optim::GradScaler> scaler;
   std::optional<UpdateGuard> guard;
+  std::shared_ptr<Objective> objective;           ///< loss of a micro-batch
   std::shared_ptr<const nn::GraphCounts> graphs;  ///< null without training.cuda_graphs
 };
 

@@ -49,6 +49,7 @@ bool RunValidation::validate() {
                        .accuracy = config.evaluation.accuracy,
                        .prefetch = prefetch_options(config, *run_.mesh),
                        .cut = run_.parts.cut,
+                       .objective = run_.parts.objective.get(),
                        .by_sample = config.training.reproducible == config::Reproducible::kWorldSize,
                        .copies = run_.mesh->shape().model,
                        .stop_requested = [this] { return run_.stop_is_requested(); }});

@@ -25,6 +25,8 @@ struct StepPosition {
 struct MicroBatch {
   data::Batch batch;
   double divisor = 1;  ///< divides the loss, so that ranks average the sums over their micro-batches
+  /// Divides a sum over data::Batch::preferred_targets likewise, whose mean is then that of the global batch.
+  double targets_divisor = 1;
 };
 
 class StepBatches {

@@ -190,19 +190,11 @@ bool TrainStep::passes_guard(StepUpdate& step, bool finite) {
 }
 
 at::Tensor TrainStep::run_micro_batch(const MicroBatch& micro_batch) {
-  const data::Batch& batch = micro_batch.batch;
   nn::LossOptions how = options_.loss;
-  how.documents = batch.document_starts;
-  how.is_token = batch.is_token;
-  if (options_.dropout_key) how.dropout = {.key = *options_.dropout_key, .first_row = batch.first_row};
+  if (options_.dropout_key) how.dropout = {.key = *options_.dropout_key};
   const double loss_scale = parts_.scaler ? parts_.scaler->scale() : 1;
   if (parts_.scaler) how.terms.expected_gradient = loss_scale / micro_batch.divisor;
-  at::Tensor loss;
-  {
-    const nn::StageContext context = nn::loss_context(batch.targets, how);
-    loss = nn::loss_of_output(parts_.model.forward(batch.inputs, context), batch.targets, how, context);
-  }
-  if (micro_batch.divisor != 1) loss = loss / micro_batch.divisor;
+  const at::Tensor loss = parts_.objective->loss(parts_.model, micro_batch, how);
   (parts_.scaler ? loss * loss_scale : loss).backward();
   return loss.detach().to(at::kDouble);
 }

@@ -13,6 +13,7 @@
 #include "model/kernels/step_outcome.h"
 #include "model/nn/loss.h"
 #include "model/nn/stage.h"
+#include "run/train/objective.h"
 #include "run/train/step_batches.h"
 #include "run/train/update_guard.h"
 #include "shard/state/grad_norm.h"
@@ -74,6 +75,7 @@ class TrainStep {
     optim::GradScaler* scaler = nullptr;             ///< null: the loss is not scaled
     std::function<bool()> stop_requested = nullptr;  ///< whether this rank is to stop; called once a step
     UpdateGuard* guard = nullptr;  ///< null: the first loss or norm that is not finite ends the run
+    std::shared_ptr<Objective> objective = std::make_shared<LanguageObjective>();
   };
   TrainStep(const StepParts& parts, const StepOptions& options);
   virtual ~TrainStep() = default;

@@ -123,7 +123,8 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
             ? concat("data.train has ", data::survey_text(*survey_, run_.config.data),
                      "; a row that does not begin a conversation lacks its prompt: ",
                      data::survey_remedy(*survey_, run_.config.data), " keeps every conversation whole")
-            : std::string()}) {
+            : std::string(),
+        loader_->notes()}) {
     if (!warning.empty()) util::log_warning(warning);
   }
   util::log_info(banner(run_.config, run_.parts, *loader_, run_.peak, run_.position));

@@ -9,6 +9,7 @@
 #include "data/options/datasets.h"
 #include "model/families/architectures.h"
 #include "model/families/families.h"
+#include "model/families/objectives.h"
 #include "model/families/rotary_scaling.h"
 #include "setup/config/division.h"
 #include "shard/units/option_conflicts.h"
@@ -365,6 +366,65 @@ void check_evaluation(const Config& config, Conflicts& conflicts) {
   without(config.fsdp.front != Front::kSpmd, "fsdp.front", "whose ranks compute parts of one batch");
 }
 
+/// Whether the validation reports what best_metric names.
+void check_best_metric(const Config& config, Conflicts& conflicts) {
+  const auto metric = config.evaluation.best_metric.value();
+  const bool of_rewards =
+      metric == BestMetric::kValidationRewardAccuracies || metric == BestMetric::kValidationRewardMargins;
+  const bool of_texts = metric == BestMetric::kValidationPerplexity ||
+                        metric == BestMetric::kValidationBitsPerByte ||
+                        metric == BestMetric::kValidationAccuracy;
+  const data::PreferenceRows rows = config.data.preference.rows;
+  const bool fits =
+      of_rewards ? rows == data::PreferenceRows::kPairs : !of_texts || rows == data::PreferenceRows::kNone;
+  conflicts.unless(fits, {"evaluation.best_metric", "training.objective"},
+                   "must be a metric that validations with training.objective = \"",
+                   config.training.objective, "\" report, but is ", config.evaluation.best_metric,
+                   "; validation_loss is one");
+}
+
+void check_preferences(const Config& config, Conflicts& conflicts) {
+  check_best_metric(config, conflicts);
+  if (!config.data.preference.is_on()) return;
+  const auto unless = [&](bool condition, const std::string& key, const std::string& message) {
+    conflicts.unless(condition, {key, "training.objective"},
+                     concat(message, " with training.objective = \"", config.training.objective,
+                            "\"; leave one of the two out"));
+  };
+  unless(config.data.dataset == data::kTokenFiles, "data.dataset", "must be \"token_files\"");
+  unless(config.data.documents == data::DocumentTreatment::kJoin, "data.documents",
+         "has no effect, because answers are read document by document,");
+  unless(config.data.train_on == data::TrainOn::kAll, "data.train_on",
+         "has no effect, because answers alone are scored,");
+  unless(!config.training.cuda_graphs, "training.cuda_graphs",
+         "needs batches of one shape, and cannot be on");
+  unless(config.fsdp.front != Front::kSpmd, "fsdp.front", "must be \"fully_shard\"");
+  unless(!config.evaluation.accuracy, "evaluation.accuracy", "counts tokens of texts, and cannot be on");
+  unless(config.training.reproducible != Reproducible::kWorldSize, "training.reproducible",
+         "must be \"run\", because answers have no fixed place in sums by sample,");
+  conflicts.unless(config.training.objective != "exo_pair" || config.preference.label_smoothing > 0,
+                   {"preference.label_smoothing", "training.objective"},
+                   "must be above 0 with training.objective = \"exo_pair\", but is 0; 1e-3 is usual");
+  if (!nn::objectives().get(config.training.objective, "training.objective").has_reference) return;
+  const bool has_adapters = config.lora.is_on();
+  conflicts.unless(
+      config.preference.reference != nn::ReferenceSource::kBase || has_adapters,
+      {"preference.reference", "lora.rank"},
+      "must be \"model\" or \"stored\" without adapters, but is \"base\"; set lora.rank, or choose another");
+  conflicts.unless(
+      config.preference.reference != nn::ReferenceSource::kBase || config.lora.init_from.empty(),
+      {"preference.reference", "lora.init_from"},
+      "must be \"model\" or \"stored\" with lora.init_from, because the base alone is not the model that "
+      "training starts from, but is \"base\"; choose another");
+  const bool needs_model = config.preference.reference == nn::ReferenceSource::kModel ||
+                           (config.preference.reference == nn::ReferenceSource::kAuto && !has_adapters);
+  conflicts.unless(
+      !needs_model || !config.preference.reference_model.empty() || !config.model.init_from.empty(),
+      {"preference.reference_model", "model.init_from"},
+      "must name the weights of the reference, because model.init_from is empty; set one of the two, or "
+      "an objective without a reference: orpo, simpo or cpo");
+}
+
 void check_samples(const Config& config, Conflicts& conflicts) {
   const LoggingOptions& logging = config.logging;
   conflicts.unless(!logging.nvtx || logging.profile_steps.empty(), {"logging.nvtx", "logging.profile_steps"},
@@ -405,6 +465,17 @@ void check_sharding(const Config& config, Conflicts& conflicts) {
 
 }  // namespace
 
+data::PreferenceOptions rows_of_preferences(const Config& config) {
+  const nn::Objective* objective = nn::objectives().find(config.training.objective);
+  if (objective == nullptr || objective->rows == nn::ObjectiveRows::kTexts) return {};
+  return {.rows = objective->rows == nn::ObjectiveRows::kPairs ? data::PreferenceRows::kPairs
+                                                               : data::PreferenceRows::kSingle,
+          .prompts_count = objective->cross_entropy == nn::AddedCrossEntropy::kOfDocuments,
+          .stored_reference =
+              objective->has_reference && config.preference.reference == nn::ReferenceSource::kStored,
+          .exchanged_rows = config.preference.exchanged_rows};
+}
+
 std::vector<Conflict> find_conflicts(const Config& config) {
   Conflicts conflicts;
   check_heads(config.model, conflicts);
@@ -424,6 +495,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_tensor_parallel(config, conflicts);
   check_lora(config, conflicts);
   check_evaluation(config, conflicts);
+  check_preferences(config, conflicts);
   check_samples(config, conflicts);
   check_sharding(config, conflicts);
   check_loss_scaler(config, conflicts);

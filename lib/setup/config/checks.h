@@ -21,6 +21,9 @@ std::vector<Conflict> find_conflicts(const Config& config);
 /// Returns the broken conditions of training.reproducible = "world_size".
 std::vector<Conflict> find_conflicts_of_reproducible(const Config& config);
 
+/// Returns the rows that training.objective learns from.
+data::PreferenceOptions rows_of_preferences(const Config& config);
+
 /// The mesh of a run. Throws util::Error(kUsage) with the arithmetic unless the product of [mesh] is the
 /// world size, where -1, at most once, is the quotient (comm::resolve_mesh()), and unless sequences divide
 /// into the chunks of mesh.context.

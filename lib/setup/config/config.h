@@ -10,6 +10,7 @@
 #include "base/util/enum_names.h"
 #include "comm/options/options.h"
 #include "data/options/options.h"
+#include "model/families/objectives.h"
 #include "model/families/options.h"
 #include "shard/units/options.h"
 #include "state/groups/options.h"
@@ -65,11 +66,12 @@ struct TrainingOptions {
   /// Micro-batches per step; 0: derived from global_batch_size and the world size (resolve_batch() in
   /// global_batch.h).
   int64_t gradient_accumulation_steps = 1;
-  int64_t batch_warmup_steps = 0;      ///< steps over which micro-batches per step grow from 1 to that number
-  double max_grad_norm = 1.0;          ///< 0: no clipping (the norm is still reported)
-  double clip_grad_value = 0.0;        ///< limit for each element of the gradient; 0: no clipping
-  std::string loss = "cross_entropy";  ///< name in losses() (model/families/architectures.h)
-  double label_smoothing = 0.0;        ///< kernels::LossTerms
+  int64_t batch_warmup_steps = 0;  ///< steps over which micro-batches per step grow from 1 to that number
+  double max_grad_norm = 1.0;      ///< 0: no clipping (the norm is still reported)
+  double clip_grad_value = 0.0;    ///< limit for each element of the gradient; 0: no clipping
+  std::string objective = nn::kLanguageModel;  ///< name in nn::objectives() (model/families/objectives.h)
+  std::string loss = "cross_entropy";          ///< name in losses() (model/families/architectures.h)
+  double label_smoothing = 0.0;                ///< kernels::LossTerms
   double z_loss = 0.0;
   double norm_type = 2.0;                                  ///< p of the p-norm; inf: the largest magnitude
   util::Named<DeviceChoice> device = DeviceChoice::kAuto;  ///< run/train/device.h
@@ -106,6 +108,8 @@ enum class BestMetric {
   kValidationPerplexity,
   kValidationBitsPerByte,
   kValidationAccuracy,
+  kValidationRewardAccuracies,
+  kValidationRewardMargins,
   kLoss,
   kGradNorm
 };
@@ -115,6 +119,8 @@ constexpr auto enum_names(BestMetric) {
        {BestMetric::kValidationPerplexity, "validation_perplexity"},
        {BestMetric::kValidationBitsPerByte, "validation_bits_per_byte"},
        {BestMetric::kValidationAccuracy, "validation_accuracy"},
+       {BestMetric::kValidationRewardAccuracies, "validation_rewards/accuracies"},
+       {BestMetric::kValidationRewardMargins, "validation_rewards/margins"},
        {BestMetric::kLoss, "loss"},
        {BestMetric::kGradNorm, "grad_norm"}});
 }
@@ -176,6 +182,7 @@ struct Config {
   nn::LoraOptions lora;
   data::DataOptions data;
   TrainingOptions training;
+  nn::PreferenceOptions preference;
   EvaluationOptions evaluation;
   optim::OptimizerOptions optimizer;
   optim::ScheduleOptions lr_scheduler;

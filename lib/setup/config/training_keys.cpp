@@ -1,8 +1,10 @@
 // How it is trained: [training], [evaluation], [optimizer] and [lr_scheduler].
 
+#include <algorithm>
 #include <limits>
 
 #include "model/families/architectures.h"
+#include "model/families/objectives.h"
 #include "setup/config/key_tables.h"
 #include "state/groups/learning_rate.h"
 #include "state/groups/parameter_groups.h"
@@ -16,6 +18,32 @@ Constraint at_least_one_or(double also) { return {.min = 1, .also = also}; }
 Constraint two_betas() { return {.min = 0, .max = 1, .below_max = true, .length = 2}; }
 Constraint three_numbers() { return {.length = 3}; }
 Constraint two_numbers() { return {.min = 0, .length = 2}; }
+
+Condition learns_language() { return is("training.objective", {nn::kLanguageModel}); }
+
+/// Whether the objective is one of these, or one of a plug-in, which may read any option.
+Condition objective_is(const std::vector<std::string>& names) {
+  Condition condition = is("training.objective", names);
+  condition.holds = [names](Config& config) {
+    const nn::Objective* objective = nn::objectives().find(config.training.objective);
+    return std::ranges::find(names, config.training.objective) != names.end() ||
+           (objective != nullptr && objective->loss);
+  };
+  return condition;
+}
+
+/// Whether the objective is of preferences and has this property.
+Condition objective_has(const std::string& words, bool (*property)(const nn::Objective&)) {
+  return {.words = words, .keys = {"training.objective"}, .holds = [property](Config& config) {
+            const nn::Objective* objective = nn::objectives().find(config.training.objective);
+            return objective != nullptr && property(*objective);
+          }};
+}
+
+Condition has_reference() {
+  return objective_has("training.objective has a reference",
+                       [](const nn::Objective& objective) { return objective.has_reference; });
+}
 
 /// A step may have more than one.
 Condition several_micro_batches() {
@@ -47,14 +75,18 @@ std::vector<Key> training_keys() {
       {KEY(training, batch_warmup_steps),
        "steps over which the micro-batches per step grow from 1 to gradient_accumulation_steps; 0: no growth",
        at_least(0), several_micro_batches()},
+      {KEY(training, objective),
+       "what training compares: language_model: texts, by training.loss; dpo, robust, hinge, ipo, exo_pair, apo_zero, "
+       "apo_down, orpo, simpo, cpo: a chosen and a rejected answer; kto: answers with labels",
+       one_of_registered(nn::objectives())},
       {KEY(training, loss), "what training minimizes; validation always reports the cross entropy",
-       one_of_registered(nn::losses())},
+       one_of_registered(nn::losses()), learns_language()},
       {KEY(training, label_smoothing),
        "share of a target's probability that the loss spreads evenly over the vocabulary",
-       from_up_to_below(0, 1), is("training.loss", {nn::kCrossEntropy})},
+       from_up_to_below(0, 1), is("training.loss", {nn::kCrossEntropy}) && learns_language()},
       {KEY(training, z_loss),
        "weight of the squared log of the sum of exp(logits) in the loss; 1e-4 is usual; 0: none", at_least(0),
-       is("training.loss", {nn::kCrossEntropy})},
+       is("training.loss", {nn::kCrossEntropy}) && learns_language()},
       {KEY(training, max_grad_norm), "clip gradients to this norm; 0: no clipping", at_least(0)},
       {KEY(training, norm_type), "p of the gradient norm; inf: the largest magnitude",
        at_least_one_or(kInfinity)},
@@ -121,6 +153,39 @@ std::vector<Key> training_keys() {
       {KEY(training, slow_rank_steps), "consecutive steps after which a slow rank is named, or has recovered",
        between(1, 1'000'000), is_not("training.device", "cuda") && is_above_0("training.slow_rank_factor")},
 
+      {KEY(preference, beta), "strength of the pull towards the reference, or scale of the scores", above(0),
+       objective_has(
+           "training.objective is of preferences",
+           [](const nn::Objective& objective) { return objective.rows != nn::ObjectiveRows::kTexts; })},
+      {KEY(preference, label_smoothing),
+       "share of pairs that are assumed to be labelled the wrong way round",
+       {.min = 0, .max = 0.5, .below_max = true},
+       objective_is({"dpo", "robust", "exo_pair", "simpo", "cpo"})},
+      {KEY(preference, length_normalised), "compare means over the tokens of an answer instead of sums",
+       objective_is({"dpo"})},
+      {KEY(preference, simpo_gamma), "margin by which the chosen answer's score is to exceed the other's",
+       at_least(0), objective_is({"simpo"})},
+      {KEY(preference, cpo_alpha), "weight of the cross entropy of chosen answers", at_least(0),
+       objective_is({"cpo"})},
+      {KEY(preference, desirable_weight), "weight of the losses of desirable answers", above(0),
+       objective_is({"kto"})},
+      {KEY(preference, undesirable_weight), "weight of the losses of undesirable answers", above(0),
+       objective_is({"kto"})},
+      {KEY(preference, exchanged_rows),
+       "rows of the data, one after another, among which answers are exchanged to estimate the divergence from the "
+       "reference; 0: all",
+       at_least(0), objective_is({"kto"})},
+      {KEY(preference, reference),
+       "what answers are compared with; base: the model without its adapters; model: a second one, frozen and "
+       "sharded; stored: files that fsdp-train reference-log-probs has written beside the data; auto: base with "
+       "lora.rank, else model",
+       {},
+       has_reference()},
+      {KEY(preference, reference_model),
+       "weights of the second model; not given: those of model.init_from",
+       {},
+       has_reference() && is_not("preference.reference", "base") && is_not("preference.reference", "stored")},
+
       {KEY(evaluation, interval_steps), "steps between validations; 0: only after the last step", at_least(0),
        is_given("data.validation") || is_given("evaluation.tasks")},
       {KEY(evaluation, max_samples), "maximum number of validation samples; 0: all", at_least(0),
@@ -131,7 +196,7 @@ std::vector<Key> training_keys() {
        is_given("data.validation")},
       {KEY(evaluation, best_metric),
        "metric that decides which validation is the best, for checkpoint.keep_best and patience: one of "
-       "metrics.jsonl, of the validation or of the validated step; lower is better, except for the accuracy",
+       "metrics.jsonl, of the validation or of the validated step; lower is better, except for accuracies and margins",
        is("checkpoint.keep_best", {"true"}) || is_above_0("evaluation.patience")},
       {KEY(evaluation, patience),
        "end the run after this many consecutive validations that are not better; 0: never", at_least(0),

@@ -17,6 +17,7 @@
 #include "data/options/datasets.h"
 #include "model/nn/decoder.h"
 #include "model/nn/loss.h"
+#include "model/nn/preferences.h"
 #include "setup/config/keys.h"
 #include "setup/config/value.h"
 #include "state/groups/learning_rate.h"
@@ -42,6 +43,10 @@ class Registrar {
 
   /// Adds a value of training.loss.
   void add_loss(const std::string& name, nn::LossFunction loss);
+
+  /// Adds a value of training.objective, whose loss is a function of the scores of answers
+  /// (model/nn/preferences.h). It reads the keys of [preference] and the plug-in's.
+  void add_objective(const std::string& name, const nn::Objective& objective);
 
   /// Adds a value of optimizer.name. `make` returns a class derived from Optimizer, with the states that
   /// `traits` declares.

@@ -42,6 +42,11 @@ void Registrar::add_model(const std::string& name, nn::ModelKind kind, const std
   nn::register_model(name, std::move(architecture), std::move(kind));
 }
 
+void Registrar::add_objective(const std::string& name, const nn::Objective& objective) {
+  FSDP_CHECK(objective.loss != nullptr && objective.rows != nn::ObjectiveRows::kTexts, name);
+  nn::objectives().add(name, objective);
+}
+
 void Registrar::add_loss(const std::string& name, nn::LossFunction loss) {
   FSDP_CHECK(loss != nullptr, name);
   nn::losses().add(name, std::move(loss));

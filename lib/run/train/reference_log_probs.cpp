@@ -1,0 +1,122 @@
+#include "run/train/reference_log_probs.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <limits>
+#include <string>
+
+#include "base/util/error.h"
+#include "data/loading/prefetch.h"
+#include "data/tokens/preference_samples.h"
+#include "data/tokens/stored_reference.h"
+#include "run/train/objective.h"
+#include "run/train/run_parts.h"
+#include "setup/config/checks.h"
+
+namespace fsdp::train {
+namespace {
+
+/// The sets of files that a run opens together.
+std::vector<std::vector<std::string>> sets_of(const data::DataOptions& options) {
+  std::vector<std::vector<std::string>> sets;
+  if (options.train_weights.empty()) {
+    sets.push_back(options.train);
+  } else {
+    for (const std::string& entry : options.train) sets.push_back({entry});
+  }
+  if (!options.validation.empty()) sets.push_back(options.validation);
+  return sets;
+}
+
+/// The batches of a loader by number.
+class NumberedBatches final : public data::BatchSource {
+ public:
+  explicit NumberedBatches(const data::ValidationLoader& loader) : loader_(loader) {}
+  data::Batch batch(int64_t index, int64_t /*micro_batch*/) const override { return loader_.batch(index); }
+
+ private:
+  const data::ValidationLoader& loader_;
+};
+
+/// Returns the numbers for the file beside a set: [documents], or with single rows [2 documents].
+std::vector<double> references_of(const data::ValidationLoader& loader, const config::Config& config,
+                                  const comm::Mesh& mesh, nn::Stage& model) {
+  const auto& samples = dynamic_cast<const data::PreferenceSamples&>(loader.samples());
+  const bool single = config.data.preference.rows == data::PreferenceRows::kSingle;
+  const int64_t places = samples.num_documents() * (single ? 2 : 1);
+  const at::Tensor sums = at::zeros({2, places}, at::kDouble);  // the numbers, and how many ranks have each
+  data::PrefetchOptions prefetch = prefetch_options(config, mesh);
+  prefetch.end = loader.num_batches();
+  const NumberedBatches numbered(loader);
+  const data::PrefetchingBatches batches(numbered, /*samples_per_micro_step=*/1, prefetch);
+  PreferenceObjective objective(config, mesh, /*reference=*/nullptr);
+  for (int64_t index = 0; index < loader.num_batches(); ++index) {
+    const data::Batch batch = batches.batch(index, 0);
+    const nn::LossOptions how{.cut = cut_sequence(config, mesh)};
+    const auto put = [&](const at::Tensor& scores, int64_t documents_a_sample, int64_t offset) {
+      const at::Tensor values = scores.cpu();
+      for (int64_t i = 0; i < values.numel(); ++i) {
+        const int64_t first = samples.first_document(loader.first_sample(index) + i / documents_a_sample);
+        const int64_t place = single ? 2 * first + offset : first + i % documents_a_sample;
+        sums[0][place] = values[i];
+        sums[1][place] = 1;
+      }
+    };
+    put(objective.references(model, batch, how), single ? 1 : 2, 0);
+    if (batch.exchanged) put(objective.references(model, *batch.exchanged, how), 1, 1);
+  }
+  mesh.world()->check();
+  mesh.world()->all_reduce(sums, comm::ReduceOp::kSum, {.unit = "log-probabilities"})->wait();
+  std::vector<double> numbers;
+  for (int64_t place = 0; place < places; ++place) {
+    const double ranks = sums[1][place].item<double>();
+    numbers.push_back(ranks == 0 ? std::numeric_limits<double>::quiet_NaN()
+                                 : sums[0][place].item<double>() / ranks);
+  }
+  return numbers;
+}
+
+}  // namespace
+
+std::vector<std::filesystem::path> write_reference_log_probs(
+    const config::Config& given, std::shared_ptr<comm::Communicator> communicator) {
+  const at::NoGradGuard no_grad;
+  config::Config config = given;
+  config.lora = {};
+  config.training.global_batch_size = 0;  // nothing is trained, so any world will do
+  config.training.gradient_accumulation_steps = 1;
+  config.data.preference.stored_reference = false;
+  config.preference.reference = nn::ReferenceSource::kModel;
+  if (!config.preference.reference_model.empty()) config.model.init_from = config.preference.reference_model;
+  comm::agree(*communicator, "set-up", [&] {
+    const nn::Objective& objective = nn::objectives().get(config.training.objective, "training.objective");
+    if (!objective.has_reference) {
+      fail(ErrorKind::kUsage, "training.objective must be one with a reference, such as dpo or kto, but is ",
+           config.training.objective, "; set it in the config");
+    }
+    config::check_world(config, communicator->world_size());
+  });
+  const comm::Mesh mesh(config.mesh, communicator);
+  const ShardedModel sharded = build_sharded_model(config, mesh, /*trace=*/nullptr);
+  std::vector<std::filesystem::path> files;
+  for (const std::vector<std::string>& entries : sets_of(config.data)) {
+    config.data.validation = entries;
+    config.evaluation.max_samples = 0;
+    std::optional<data::ValidationLoader> loader;
+    comm::agree(*communicator, "data", [&] { loader.emplace(open_validation_data(config, *communicator)); });
+    const std::vector<double> numbers = references_of(*loader, config, mesh, *sharded.model);
+    const auto& token_files = dynamic_cast<const data::PreferenceSamples&>(loader->samples()).files();
+    files.push_back(data::stored_reference_path(token_files));
+    comm::agree(*communicator, "writing log-probabilities", [&] {
+      if (communicator->rank() != 0) return;
+      data::write_stored_reference(
+          token_files,
+          data::stored_reference_key(token_files, config.data.preference, config.data.sequence_length),
+          config.model.init_from, numbers);
+    });
+  }
+  return files;
+}
+
+}  // namespace fsdp::train
