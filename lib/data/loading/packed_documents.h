@@ -9,8 +9,8 @@
 namespace fsdp::data {
 
 /// Packs a batch whose row i has the documents `rows[i]`. Rows that do not count have none. Documents with
-/// another document's completion go to Batch::exchanged if `exchanges`. inputs and targets become [1, tokens of all
-/// documents]; a batch without any has one token, whose target does not count.
+/// another document's completion go to Batch::exchanged if `exchanges`. inputs and targets become [1, tokens
+/// of all documents]; a batch without any has one token, whose target does not count.
 Batch packed_documents(const Batch& batch, const std::vector<std::vector<ScoredDocument>>& rows,
                        bool exchanges);
 

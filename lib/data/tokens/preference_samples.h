@@ -8,8 +8,8 @@
 //   single   sample i is one document, desirable or not, and after it the same prompt with the completion of
 //            the document before, from which KTO estimates how far the model is from its reference
 //
-// Documents are cut at their end where a row of data.sequence_length cannot hold both. A sample is left out if
-// nothing remains of a completion, as TRL does (github.com/huggingface/trl).
+// Documents are cut at their end where a row of data.sequence_length cannot hold both. A sample is left out
+// if nothing remains of a completion, as TRL does (github.com/huggingface/trl).
 
 #include <cstdint>
 #include <memory>
@@ -25,7 +25,8 @@ namespace fsdp::data {
 class PreferenceSamples final : public Samples {
  public:
   /// Opens the files. Throws Error(kData) for files without a companion, for documents that are not those of
-  /// options.preference.rows, and, with stored_reference, for files whose reference is missing or of other data.
+  /// options.preference.rows, and, with stored_reference, for files whose reference is missing or of other
+  /// data.
   PreferenceSamples(const std::vector<std::string>& paths, const DataOptions& options, int64_t vocab_size);
 
   int64_t num_samples() const override { return static_cast<int64_t>(samples_.size()); }

@@ -47,8 +47,8 @@ struct PreferenceOptions {
   std::string reference_model = {};  ///< weights of kModel; empty: those of model.init_from
 };
 
-/// Scores of the completions of one micro-batch. D: documents; with pairs the even ones are chosen, and each is
-/// followed by the rejected one.
+/// Scores of the completions of one micro-batch. D: documents; with pairs the even ones are chosen, and each
+/// is followed by the rejected one.
 struct CompletionScores;
 /// Returns the losses of the micro-batch's samples: [D / 2] with pairs, otherwise [D].
 using PreferenceLoss =

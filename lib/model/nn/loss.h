@@ -40,8 +40,8 @@ StageContext loss_context(const at::Tensor& targets, const LossOptions& options)
 /// Returns the mean loss for the model's output, its scores or the loss itself (StageContext::targets).
 at::Tensor loss_of_output(const at::Tensor& output, const at::Tensor& targets, const LossOptions& options,
                           const StageContext& context);
-/// Returns the log-probabilities of the targets, [B, T] fp32, 0 where a target is ignored; with a cut, of this
-/// rank's part. Only the rows of `options` matter. without_adapters: StageContext::without_adapters.
+/// Returns the log-probabilities of the targets, [B, T] fp32, 0 where a target is ignored; with a cut, of
+/// this rank's part. Only the rows of `options` matter. without_adapters: StageContext::without_adapters.
 at::Tensor log_probs_of_targets(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
                                 const LossOptions& options, bool without_adapters = false);
 /// Returns the mean loss of the model's scores of ids [B, T] against targets [B, T]; with a cut, of this

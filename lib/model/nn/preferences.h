@@ -1,10 +1,10 @@
 #pragma once
 
-// Objectives of preferences, from log-probabilities of completions. Their names, options and defaults are those
-// of TRL (github.com/huggingface/trl).
+// Objectives of preferences, from log-probabilities of completions. Their names, options and defaults are
+// those of TRL (github.com/huggingface/trl).
 //
-//   dpo       Rafailov et al.: Direct preference optimization: your language model is secretly a reward model,
-//             2023; with label smoothing the conservative form of its authors
+//   dpo       Rafailov et al.: Direct preference optimization: your language model is secretly a reward
+//             model, 2023; with label smoothing the conservative form of its authors
 //   robust    Chowdhury et al.: Provably robust DPO: aligning language models with noisy feedback, 2024
 //   hinge     Zhao et al.: SLiC-HF: sequence likelihood calibration with human feedback, 2023
 //   ipo       Azar et al.: A general theoretical paradigm to understand learning from human preferences, 2023
@@ -49,8 +49,8 @@ struct PreferenceMetric {
   std::string name;
   at::Tensor sum, count;  ///< double scalars
 };
-/// rewards/chosen, rewards/rejected, rewards/accuracies, rewards/margins, logps/chosen and logps/rejected. With
-/// single rows no accuracies, and the margins are those of the means (margin_of_means()).
+/// rewards/chosen, rewards/rejected, rewards/accuracies, rewards/margins, logps/chosen and logps/rejected.
+/// With single rows no accuracies, and the margins are those of the means (margin_of_means()).
 std::vector<PreferenceMetric> preference_metrics(const Objective& objective, const CompletionScores& scores,
                                                  const PreferenceOptions& options);
 

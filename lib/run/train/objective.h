@@ -36,14 +36,15 @@ class Objective {
  public:
   virtual ~Objective() = default;
 
-  /// Returns a micro-batch's share of the step's mean loss, with autograd if that is enabled. `how`: the options
-  /// of the loss, without the members that a batch sets. Collective.
+  /// Returns a micro-batch's share of the step's mean loss, with autograd if that is enabled. `how`: the
+  /// options of the loss, without the members that a batch sets. Collective.
   virtual at::Tensor loss(nn::Stage& model, const MicroBatch& micro_batch, const nn::LossOptions& how) = 0;
   /// Returns the parts of the loss of one batch of a validation. Collective.
   virtual LossSums sums(nn::Stage& /*model*/, const data::Batch& /*batch*/, const nn::LossOptions& /*how*/) {
     return {};
   }
-  /// Returns the means of the metrics of the batches since the last call; empty if the loss is all. Collective.
+  /// Returns the means of the metrics of the batches since the last call; empty if the loss is all.
+  /// Collective.
   virtual NamedNumbers take_metrics() { return {}; }
   /// Returns the means of the metrics of batches that `run` computes, and leaves those of others. Collective.
   virtual NamedNumbers metrics_of(const std::function<void()>& run) {
@@ -60,8 +61,8 @@ class LanguageObjective final : public Objective {
   at::Tensor loss(nn::Stage& model, const MicroBatch& micro_batch, const nn::LossOptions& how) override;
 };
 
-/// An objective of preferences (model/nn/preferences.h). The loss is the mean over samples, and the cross entropy
-/// that some objectives add the mean over tokens, both of the global batch.
+/// An objective of preferences (model/nn/preferences.h). The loss is the mean over samples, and the cross
+/// entropy that some objectives add the mean over tokens, both of the global batch.
 class PreferenceObjective final : public Objective {
  public:
   /// reference: the model that gives the references; null: the files do, or the trained model without its
@@ -73,8 +74,8 @@ class PreferenceObjective final : public Objective {
   LossSums sums(nn::Stage& model, const data::Batch& batch, const nn::LossOptions& how) override;
   NamedNumbers take_metrics() override;
   NamedNumbers metrics_of(const std::function<void()>& run) override;
-  /// Returns the references of a batch's documents: those that are stored, or those of the reference model, or
-  /// of `model` without adapters. [documents] double. Collective.
+  /// Returns the references of a batch's documents: those that are stored, or those of the reference model,
+  /// or of `model` without adapters. [documents] double. Collective.
   at::Tensor references(nn::Stage& model, const data::Batch& batch, const nn::LossOptions& how);
   std::vector<std::string> metric_names() const override;
 
@@ -99,7 +100,8 @@ class PreferenceObjective final : public Objective {
   at::Tensor cross_entropy_;                   ///< of the forward under way: sum over preferred targets
 };
 
-/// Makes the objective of training.objective, with its reference model, which is read and sharded here. Collective.
+/// Makes the objective of training.objective, with its reference model, which is read and sharded here.
+/// Collective.
 std::shared_ptr<Objective> make_objective(const config::Config& config, const comm::Mesh& mesh);
 
 }  // namespace fsdp::train
