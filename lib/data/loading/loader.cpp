@@ -117,7 +117,8 @@ class BatchBuilder {
   BatchBuilder(const DataOptions& options, int64_t rows, int64_t length)
       : length_(length),
         packs_(options.preference.is_on()),
-        exchanges_(options.preference.rows == PreferenceRows::kSingle) {
+        exchanges_(options.preference.rows == PreferenceRows::kSingle),
+        top_k_(options.teacher.top_k) {
     batch_.inputs = at::empty({rows, length_}, at::kLong);
     batch_.targets = at::empty({rows, length_}, at::kLong);
     if (length < options.sequence_length) whole_row_.resize(static_cast<size_t>(2 * options.sequence_length));
@@ -139,6 +140,7 @@ class BatchBuilder {
     }
     if (starts_) starts_->push_back(std::move(row.document_starts));
     documents_.push_back(std::move(row.documents));
+    add_teacher(row);
     batch_.counted += row.counted;
     batch_.row_tokens.push_back(std::min(row.tokens, length_));
     ++batch_.valid_rows;
@@ -152,15 +154,33 @@ class BatchBuilder {
     batch_.row_tokens.push_back(0);
     if (starts_) starts_->push_back({0});
     documents_.emplace_back();
+    add_teacher({});
     advance();
   }
 
   Batch take() {
     batch_.document_starts = std::move(starts_);
+    if (top_k_ > 0) {
+      const std::vector<int64_t> sizes{batch_.inputs.size(0), length_, top_k_};
+      batch_.teacher_ids = at::tensor(teacher_ids_, at::kLong).view(sizes);
+      batch_.teacher_log_probs = at::tensor(teacher_log_probs_, at::kFloat).view(sizes);
+    }
     return packs_ ? packed_documents(batch_, documents_, exchanges_) : std::move(batch_);
   }
 
  private:
+  /// Adds the first length_ rows of a teacher's records; zeros for a row that does not count.
+  void add_teacher(const Samples::Row& row) {
+    const auto count = static_cast<size_t>(length_ * top_k_);
+    const auto add = [count](const auto& from, auto& to) {
+      const size_t before = to.size();
+      to.insert(to.end(), from.begin(), from.begin() + static_cast<ptrdiff_t>(std::min(count, from.size())));
+      to.resize(before + count);
+    };
+    add(row.teacher_ids, teacher_ids_);
+    add(row.teacher_log_probs, teacher_log_probs_);
+  }
+
   void advance() {
     input_ += length_;
     target_ += length_;
@@ -168,6 +188,9 @@ class BatchBuilder {
 
   int64_t length_;
   bool packs_, exchanges_;
+  int64_t top_k_;
+  std::vector<int64_t> teacher_ids_;  ///< [rows * length * top_k]
+  std::vector<float> teacher_log_probs_;
   std::shared_ptr<std::vector<std::vector<int64_t>>> starts_;
   std::vector<std::vector<ScoredDocument>> documents_;  ///< of each row
   Batch batch_;
@@ -183,6 +206,7 @@ std::vector<at::Tensor*> Batch::device_tensors() {
   std::vector<at::Tensor*> tensors{&inputs, &targets};
   if (is_token.defined()) tensors.push_back(&is_token);
   if (scored) tensors.push_back(&scored->of_targets);
+  if (teacher_ids.defined()) tensors.insert(tensors.end(), {&teacher_ids, &teacher_log_probs});
   if (!exchanged) return tensors;
   for (at::Tensor* tensor : exchanged->device_tensors()) tensors.push_back(tensor);
   return tensors;

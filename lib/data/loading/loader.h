@@ -54,6 +54,9 @@ struct Batch {
   /// The same prompts with exchanged completions, if the objective needs them and the batch has samples.
   std::shared_ptr<Batch> exchanged = nullptr;
 
+  /// A teacher's likeliest tokens, [B, T, k] int64, and their log-probabilities, fp32, if they are stored.
+  at::Tensor teacher_ids = {}, teacher_log_probs = {};
+
   /// Returns the tensors that belong on the device.
   std::vector<at::Tensor*> device_tensors();
 };

@@ -43,6 +43,10 @@ class Samples {
     int64_t tokens = -1;
     /// Positions in the row at which documents begin, 0 first, with data.documents = "mask". Otherwise empty.
     std::vector<int64_t> document_starts = {};
+    /// A teacher's likeliest tokens for each input and their log-probabilities, with DataOptions::teacher:
+    /// [T * top_k], otherwise empty.
+    std::vector<int64_t> teacher_ids = {};
+    std::vector<float> teacher_log_probs = {};
     /// Documents of a row of preferences, otherwise empty.
     std::vector<ScoredDocument> documents = {};
   };

@@ -51,6 +51,12 @@ struct PreferenceOptions {
   bool is_on() const { return rows != PreferenceRows::kNone; }
 };
 
+/// Stored distributions of a teacher (data/tokens/stored_teacher.h). Set by training.objective.
+struct TeacherOptions {
+  int64_t top_k = 0;  ///< likeliest tokens of each target; 0: none are stored
+  double temperature = 1;
+};
+
 struct DataOptions {
   std::string dataset = "token_files";  ///< name in datasets() (data/options/datasets.h)
   /// Token files or patterns of them, read as if all were joined. Another data set defines its own entries.
@@ -73,6 +79,7 @@ struct DataOptions {
   int64_t prefetch_batches = 2;  ///< batches that a thread prefetches, one of them to the device; 0: none
   util::PluginValues plugin_values = {};
   PreferenceOptions preference = {};
+  TeacherOptions teacher = {};
 };
 
 /// Number of positions in the run's order of samples that a micro-batch takes.

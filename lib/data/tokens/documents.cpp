@@ -60,8 +60,7 @@ std::vector<int64_t> Documents::starts_in(int64_t begin, int64_t count, const in
   return starts;
 }
 
-template <typename Visit>
-void Documents::for_each(const Visit& visit) const {
+void Documents::for_each(const std::function<void(int64_t begin, int64_t end)>& visit) const {
   for (size_t i = 0; i < files_.paths().size(); ++i) {
     const TokenFile& file = files_.file(i);
     const int64_t file_begin = files_.file_begin(i);

@@ -4,6 +4,7 @@
 // of conversations, otherwise after each separator token. A document also begins at the start of each file.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -28,8 +29,7 @@ class Documents {
 
   /// Calls visit(begin, end) for each document of the joined files, in order. Files without an index or
   /// companion are read whole.
-  template <typename Visit>
-  void for_each(const Visit& visit) const;
+  void for_each(const std::function<void(int64_t begin, int64_t end)>& visit) const;
 
  private:
   const TokenFiles& files_;

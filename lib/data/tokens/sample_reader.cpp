@@ -142,11 +142,16 @@ SampleReader::SampleReader(const std::vector<std::string>& paths, const DataOpti
       files_(std::make_unique<TokenFiles>(paths)) {
   check_turns(*files_, train_on_);
   num_samples_ = (files_->size() - 1) / sequence_length_;
-  if (options.documents == DocumentTreatment::kJoin) return;
-  documents_ = std::make_unique<Documents>(*files_, separator_of(*files_, options));
+  if (options.documents != DocumentTreatment::kJoin) {
+    documents_ = std::make_unique<Documents>(*files_, separator_of(*files_, options));
+  }
   if (options.documents == DocumentTreatment::kSplit) {
     document_samples_.emplace(*documents_, sequence_length_);
     num_samples_ = document_samples_->num_samples();
+  }
+  if (options.teacher.top_k > 0) {
+    teacher_ = std::make_unique<StoredTeacher>(
+        *files_, stored_teacher_key(*files_, options, document_separator()), num_samples_);
   }
 }
 
@@ -205,6 +210,7 @@ SampleReader::Row SampleReader::read(int64_t sample, int64_t* inputs, int64_t* t
   std::fill(std::copy_n(tokens.data(), row.counted, inputs), inputs + sequence_length_, 0);
   std::fill(std::copy_n(tokens.data() + 1, row.counted, targets), targets + sequence_length_, kIgnoredTarget);
   leave_out_uncounted(range.begin + 1, row.counted, targets, row);
+  if (teacher_) teacher_->read(sample, vocab_size_, row.teacher_ids, row.teacher_log_probs);
   if (!documents_ || document_samples_) return row;
   row.document_starts = {0};
   for (int64_t place : documents_->starts_in(range.begin, range.tokens, tokens.data())) {

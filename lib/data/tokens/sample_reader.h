@@ -17,6 +17,7 @@
 #include "data/options/datasets.h"
 #include "data/options/options.h"
 #include "data/tokens/documents.h"
+#include "data/tokens/stored_teacher.h"
 #include "data/tokens/token_files.h"
 
 namespace fsdp::data {
@@ -54,6 +55,7 @@ class SampleReader final : public Samples {
   std::unique_ptr<Documents> documents_;             ///< null if data.documents is "join"
   std::optional<DocumentSamples> document_samples_;  ///< present if data.documents is "split"
   int64_t num_samples_ = 0;
+  std::unique_ptr<StoredTeacher> teacher_;  ///< null unless options.teacher is stored
 };
 
 /// Opens request.entries as the data set options.dataset. Ids of token files are checked against the

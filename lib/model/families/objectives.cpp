@@ -7,6 +7,7 @@ util::Registry<Objective>& objectives() {
   static util::Registry<Objective> objectives(
       "objective",
       {{kLanguageModel, {}},
+       {"distill", {.has_teacher = true}},
        {"dpo", {.rows = kPairs, .has_reference = true}},
        {"robust", {.rows = kPairs, .has_reference = true}},
        {"hinge", {.rows = kPairs, .has_reference = true}},

@@ -26,6 +26,26 @@ enum class ReferenceSource {
   kModel,   ///< a second model, frozen and sharded as the first
   kStored,  ///< files beside the data (data/tokens/stored_reference.h)
 };
+
+/// The source of a teacher's distributions.
+enum class TeacherSource {
+  kModel,   ///< a second model, frozen and sharded as the first
+  kStored,  ///< files beside the data (data/tokens/stored_teacher.h)
+};
+constexpr auto enum_names(TeacherSource) {
+  return std::to_array<util::EnumName<TeacherSource>>(
+      {{TeacherSource::kModel, "model"}, {TeacherSource::kStored, "stored"}});
+}
+
+/// Options of the objective distill: [distillation].
+struct DistillationOptions {
+  util::Named<TeacherSource> teacher = TeacherSource::kModel;
+  std::string teacher_model = {};  ///< weights of the teacher
+  double beta = 0.5;               ///< kernels::DivergenceTerms
+  double temperature = 1.0;
+  double alpha = 1.0;
+  int64_t top_k = 0;  ///< likeliest tokens of the teacher that are compared; 0: all
+};
 constexpr auto enum_names(ReferenceSource) {
   return std::to_array<util::EnumName<ReferenceSource>>({{ReferenceSource::kAuto, "auto"},
                                                          {ReferenceSource::kBase, "base"},
@@ -66,6 +86,7 @@ enum class AddedCrossEntropy {
 
 struct Objective {
   ObjectiveRows rows = ObjectiveRows::kTexts;
+  bool has_teacher = false;    ///< whether a teacher's distributions are learnt
   bool has_reference = false;  ///< whether scores are relative to those of a reference
   bool averages = false;       ///< whether log-probabilities are means over a completion's tokens
   AddedCrossEntropy cross_entropy = AddedCrossEntropy::kNone;

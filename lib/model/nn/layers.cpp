@@ -336,7 +336,9 @@ at::Tensor Head::compute(const at::Tensor& input, const StageContext& context) {
   const at::Tensor x = parallel_ ? parallel_->enter(operand) : operand;
   // Composed operations would need all logits, of which a parallel head has a part.
   const bool fuses = (compute_.fused || parallel_) && kernels::can_fuse(x);
-  if (targets.defined() && fuses && weight.scalar_type() == x.scalar_type()) {
+  const bool by_rows = fuses && weight.scalar_type() == x.scalar_type();
+  if (by_rows && (context.lesson || context.likeliest)) return compared(x, weight, context);
+  if (targets.defined() && by_rows) {
     const at::Tensor rows = x.flatten(0, -2), tokens = targets.flatten();
     kernels::LossTerms terms = context.loss_terms;
     terms.logit_cap = cap_;
@@ -356,9 +358,38 @@ at::Tensor Head::compute(const at::Tensor& input, const StageContext& context) {
   at::Tensor logits = kernels::linear(x, weight, compute_.matmul);
   if (cap_ > 0) logits = ((logits.to(at::kFloat) / cap_).tanh() * cap_).to(logits.scalar_type());
   if (parallel_) logits = parallel::gather_logits(logits, parallel_->whole, parallel_->ranks);
+  if (context.likeliest) {
+    context.likeliest->found = kernels::likeliest_tokens(logits.flatten(0, -2), context.likeliest->count,
+                                                         context.likeliest->temperature);
+    return context.likeliest->found.log_probs;
+  }
+  if (context.lesson) {
+    const auto& [teacher, terms] = *context.lesson;
+    return kernels::divergence_of_logits(logits.flatten(0, -2), targets.flatten(), teacher, terms)
+        .view(targets.sizes());
+  }
   if (targets.defined() && context.wants_log_probs)
     return log_probs_of(logits, targets, context.is_greedy.get());
   return targets.defined() ? next_token_loss(logits, targets, context.loss_terms) : logits;
+}
+
+at::Tensor Head::compared(const at::Tensor& x, const at::Tensor& weight, const StageContext& context) const {
+  FSDP_CHECK(!parallel_, "a teacher or a student whose head is cut");
+  const at::Tensor rows = x.flatten(0, -2);
+  kernels::DivergenceTerms terms;
+  if (context.lesson) terms = context.lesson->terms;
+  terms.logit_cap = cap_;
+  terms.logits_bytes = compute_.logits_bytes;
+  if (context.likeliest) {
+    terms.temperature = context.likeliest->temperature;
+    context.likeliest->found =
+        kernels::likeliest_tokens(rows, weight, context.likeliest->count, terms, compute_.matmul);
+    return context.likeliest->found.log_probs;
+  }
+  const at::Tensor& targets = context.targets;
+  return kernels::linear_divergence(rows, weight, targets.flatten(), context.lesson->teacher, terms,
+                                    compute_.matmul)
+      .view(targets.sizes());
 }
 
 FeedForward::FeedForward(const ModelOptions& options, int64_t inner, std::string type_name)

@@ -265,6 +265,9 @@ class Head final : public Stage {
   at::Tensor compute(const at::Tensor& x, const StageContext& context) override;
 
  private:
+  /// The losses of a lesson, or a teacher's likeliest tokens.
+  at::Tensor compared(const at::Tensor& x, const at::Tensor& weight, const StageContext& context) const;
+
   at::Tensor weight_;  ///< [vocab_size, hidden_size]
   Compute compute_;
   double cap_ = 0;

@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/Reduction.h>
+#include <ATen/core/grad_mode.h>
 
 #include "model/nn/experts.h"
 
@@ -73,6 +74,32 @@ at::Tensor log_probs_of_targets(Stage& model, const at::Tensor& ids, const at::T
   context.balance = nullptr;
   const at::Tensor output = model.forward(ids, context);
   return output.dim() == 3 ? log_probs_of(output, targets) : output;  // 3: scores of a plug-in's model
+}
+
+at::Tensor losses_of_lesson(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
+                            const LossOptions& options, std::shared_ptr<const Lesson> lesson) {
+  StageContext context = loss_context(targets, options);
+  context.targets = targets;
+  context.lesson = lesson;
+  const at::Tensor output = model.forward(ids, context);
+  if (output.dim() != 3) return output;
+  return kernels::divergence_of_logits(output.flatten(0, 1), targets.flatten(), lesson->teacher,
+                                       lesson->terms)
+      .view(targets.sizes());
+}
+
+kernels::TeacherRows teacher_rows(Stage& teacher, const at::Tensor& ids, const LossOptions& options,
+                                  int64_t count, double temperature) {
+  const at::NoGradGuard no_grad;
+  StageContext context;
+  context.documents = options.documents;
+  context.cut = options.cut;
+  if (count > 0) context.likeliest = std::make_shared<LikeliestTokens>(LikeliestTokens{count, temperature});
+  const at::Tensor output = teacher.forward(ids, context);
+  if (output.dim() != 3) return context.likeliest->found;
+  const at::Tensor scores = output.flatten(0, 1);
+  return count > 0 ? kernels::likeliest_tokens(scores, count, temperature)
+                   : kernels::TeacherRows{.logits = scores};
 }
 
 at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& targets,

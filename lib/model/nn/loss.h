@@ -44,6 +44,14 @@ at::Tensor loss_of_output(const at::Tensor& output, const at::Tensor& targets, c
 /// this rank's part. Only the rows of `options` matter. without_adapters: StageContext::without_adapters.
 at::Tensor log_probs_of_targets(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
                                 const LossOptions& options, bool without_adapters = false);
+/// Returns the loss of each token of a lesson, [B, T] fp32, 0 where a target is ignored. Only the rows of
+/// `options` matter.
+at::Tensor losses_of_lesson(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
+                            const LossOptions& options, std::shared_ptr<const Lesson> lesson);
+/// Returns a teacher's distributions for ids [B, T]: its scores, or with `count` above 0 its likeliest
+/// tokens.
+kernels::TeacherRows teacher_rows(Stage& teacher, const at::Tensor& ids, const LossOptions& options,
+                                  int64_t count, double temperature);
 /// Returns the mean loss of the model's scores of ids [B, T] against targets [B, T]; with a cut, of this
 /// rank's part of both.
 at::Tensor loss_of(Stage& model, const at::Tensor& ids, const at::Tensor& targets,

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "model/kernels/fused.h"
+#include "model/kernels/linear_divergence.h"
 #include "model/nn/hooked.h"
 
 namespace fsdp::parallel {
@@ -36,6 +37,19 @@ struct DropoutChoice {
 /// For each row of a batch, the positions where documents begin: ascending, 0 first.
 using DocumentStarts = std::vector<std::vector<int64_t>>;
 
+/// What a student learns in one forward pass.
+struct Lesson {
+  kernels::TeacherRows teacher;  ///< of all tokens of the batch, row after row
+  kernels::DivergenceTerms terms;
+};
+
+/// Request for the likeliest tokens of a teacher.
+struct LikeliestTokens {
+  int64_t count = 0;  ///< tokens of each row
+  double temperature = 1;
+  kernels::TeacherRows found = {};
+};
+
 /// What the stages of one forward pass share besides the hidden states.
 struct StageContext {
   at::Tensor rotary_cos = {};  ///< [T, rotary_width()], undefined for models without rotary positions
@@ -51,6 +65,11 @@ struct StageContext {
   bool wants_log_probs = false;
   /// Receiver of whether no token is likelier than the target, [B, T] bool, beside them. Null: nobody asks.
   std::shared_ptr<at::Tensor> is_greedy = nullptr;
+  /// With targets: a model returns the loss of each token, [B, T] fp32 (kernels::linear_divergence()). Null:
+  /// it does not learn from a teacher.
+  std::shared_ptr<const Lesson> lesson = nullptr;
+  /// Receiver of the likeliest tokens, in place of scores. Null: nobody asks.
+  std::shared_ptr<LikeliestTokens> likeliest = nullptr;
   std::optional<DropoutChoice> dropout = std::nullopt;  ///< nothing: no dropout (inference)
   /// Attention stays inside documents, and learned positions restart at each. Null: a row is one document.
   std::shared_ptr<const DocumentStarts> documents = nullptr;

@@ -11,7 +11,9 @@
 #include "base/util/log.h"
 #include "model/nn/experts.h"
 #include "run/train/run_parts.h"
+#include "setup/config/model_description.h"
 #include "shard/engine/engine.h"
+#include "state/description/described_model.h"
 
 namespace fsdp::train {
 namespace {
@@ -36,6 +38,24 @@ at::Tensor LanguageObjective::loss(nn::Stage& model, const MicroBatch& micro_bat
   const data::Batch& batch = micro_batch.batch;
   const at::Tensor loss = nn::loss_of(model, batch.inputs, batch.targets, with_batch(given, batch));
   return micro_batch.divisor == 1 ? loss : loss / micro_batch.divisor;
+}
+
+at::Tensor DistillationObjective::loss(nn::Stage& model, const MicroBatch& micro_batch,
+                                       const nn::LossOptions& given) {
+  const data::Batch& batch = micro_batch.batch;
+  const nn::LossOptions how = with_batch(given, batch);
+  auto lesson = std::make_shared<nn::Lesson>();
+  lesson->terms = {.beta = options_.beta, .temperature = options_.temperature, .alpha = options_.alpha};
+  if (teacher_) {
+    lesson->teacher =
+        nn::teacher_rows(*teacher_->model, batch.inputs, how, options_.top_k, options_.temperature);
+  } else {
+    lesson->teacher = {.ids = batch.teacher_ids.flatten(0, 1),
+                       .log_probs = batch.teacher_log_probs.flatten(0, 1)};
+  }
+  const at::Tensor losses = nn::losses_of_lesson(model, batch.inputs, batch.targets, how, std::move(lesson));
+  const auto counted = static_cast<double>(std::max<int64_t>(batch.counted, 1));
+  return losses.sum(at::kDouble) / (counted * micro_batch.divisor);
 }
 
 PreferenceObjective::PreferenceObjective(const config::Config& config, comm::Mesh mesh,
@@ -176,26 +196,59 @@ NamedNumbers PreferenceObjective::take_metrics() {
   return numbers;
 }
 
+namespace {
+
+/// Reads and shards a model that is not trained. Collective.
+std::shared_ptr<const ShardedModel> frozen_model(const config::Config& config, const comm::Mesh& mesh,
+                                                 const std::string& weights, const char* role) {
+  config::Config frozen = config;
+  frozen.lora = {};
+  frozen.checkpoint.init_from.clear();
+  frozen.activation_checkpointing = {};
+  frozen.model.init_from = weights;
+  if (mesh.world()->rank() == 0) util::log_info(concat(role, ": a second model, of the weights ", weights));
+  return std::make_shared<ShardedModel>(build_sharded_model(frozen, mesh, /*trace=*/nullptr));
+}
+
+}  // namespace
+
+std::shared_ptr<const ShardedModel> teacher_model(const config::Config& config, const comm::Mesh& mesh) {
+  const std::string& weights = config.distillation.teacher_model;
+  config::Config with_sizes = config;
+  with_sizes.training.float8 = config::Float8Recipe::kNone;
+  comm::agree(*mesh.world(), "the teacher", [&] {
+    const auto described = checkpoint::described_model(weights);
+    if (described) {
+      with_sizes.model = config::model_of(*described);
+      with_sizes.model.matmul = config.model.matmul;
+      with_sizes.model.fused_kernels = config.model.fused_kernels;
+    }
+    if (with_sizes.model.vocab_size == config.model.vocab_size) return;
+    fail(ErrorKind::kUsage,
+         "distillation.teacher_model must have the vocabulary of the model, whose model.vocab_size is ",
+         config.model.vocab_size, ", but ", weights, " has ", with_sizes.model.vocab_size,
+         " tokens; choose a teacher of the same tokenizer, or pad the smaller vocabulary by fsdp-ckpt");
+  });
+  return frozen_model(with_sizes, mesh, weights, "teacher");
+}
+
 std::shared_ptr<Objective> make_objective(const config::Config& config, const comm::Mesh& mesh) {
-  if (!config.data.preference.is_on()) return std::make_shared<LanguageObjective>();
   const nn::Objective& objective = nn::objectives().get(config.training.objective, "training.objective");
+  if (objective.has_teacher) {
+    const bool is_stored = config.distillation.teacher == nn::TeacherSource::kStored;
+    return std::make_shared<DistillationObjective>(config.distillation,
+                                                   is_stored ? nullptr : teacher_model(config, mesh));
+  }
+  if (objective.rows == nn::ObjectiveRows::kTexts) return std::make_shared<LanguageObjective>();
   const auto source = config.preference.reference.value();
   const bool has_model =
       objective.has_reference && (source == nn::ReferenceSource::kModel ||
                                   (source == nn::ReferenceSource::kAuto && !config.lora.is_on()));
-  std::shared_ptr<ShardedModel> reference;
-  if (has_model) {
-    config::Config frozen = config;
-    frozen.lora = {};
-    frozen.checkpoint.init_from.clear();
-    frozen.activation_checkpointing = {};
-    if (!config.preference.reference_model.empty())
-      frozen.model.init_from = config.preference.reference_model;
-    if (mesh.world()->rank() == 0)
-      util::log_info(concat("reference: a second model of the weights ", frozen.model.init_from));
-    reference = std::make_shared<ShardedModel>(build_sharded_model(frozen, mesh, /*trace=*/nullptr));
-  }
-  return std::make_shared<PreferenceObjective>(config, mesh, std::move(reference));
+  const std::string& weights = config.preference.reference_model;
+  return std::make_shared<PreferenceObjective>(
+      config, mesh,
+      has_model ? frozen_model(config, mesh, weights.empty() ? config.model.init_from : weights, "reference")
+                : nullptr);
 }
 
 }  // namespace fsdp::train

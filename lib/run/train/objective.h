@@ -61,6 +61,21 @@ class LanguageObjective final : public Objective {
   at::Tensor loss(nn::Stage& model, const MicroBatch& micro_batch, const nn::LossOptions& how) override;
 };
 
+/// Distillation: the mean over targets of the divergence from a teacher, mixed with the cross entropy
+/// (model/kernels/linear_divergence.h).
+class DistillationObjective final : public Objective {
+ public:
+  /// teacher: null: batches have its likeliest tokens.
+  DistillationObjective(const nn::DistillationOptions& options, std::shared_ptr<const ShardedModel> teacher)
+      : options_(options), teacher_(std::move(teacher)) {}
+
+  at::Tensor loss(nn::Stage& model, const MicroBatch& micro_batch, const nn::LossOptions& how) override;
+
+ private:
+  nn::DistillationOptions options_;
+  std::shared_ptr<const ShardedModel> teacher_;
+};
+
 /// An objective of preferences (model/nn/preferences.h). The loss is the mean over samples, and the cross
 /// entropy that some objectives add the mean over tokens, both of the global batch.
 class PreferenceObjective final : public Objective {
@@ -99,6 +114,10 @@ class PreferenceObjective final : public Objective {
   std::map<std::string, at::Tensor> metrics_;  ///< [2] double: the sum and its count, on the device
   at::Tensor cross_entropy_;                   ///< of the forward under way: sum over preferred targets
 };
+
+/// Returns the teacher of distillation.teacher_model, sharded, with its own architecture. Collective. Throws
+/// comm::AgreedError(kUsage) for another vocabulary.
+std::shared_ptr<const ShardedModel> teacher_model(const config::Config& config, const comm::Mesh& mesh);
 
 /// Makes the objective of training.objective, with its reference model, which is read and sharded here.
 /// Collective.

@@ -1,15 +1,20 @@
 #include "run/train/reference_log_probs.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "base/util/error.h"
 #include "data/loading/prefetch.h"
 #include "data/tokens/preference_samples.h"
+#include "data/tokens/sample_reader.h"
 #include "data/tokens/stored_reference.h"
+#include "data/tokens/stored_teacher.h"
 #include "run/train/objective.h"
 #include "run/train/run_parts.h"
 #include "setup/config/checks.h"
@@ -77,6 +82,54 @@ std::vector<double> references_of(const data::ValidationLoader& loader, const co
   return numbers;
 }
 
+/// Writes the likeliest tokens of a teacher for each sample of a set, batch by batch. Collective.
+std::filesystem::path write_teacher(const data::ValidationLoader& loader, const config::Config& config,
+                                    const comm::Mesh& mesh, nn::Stage& teacher) {
+  const auto& samples = dynamic_cast<const data::SampleReader&>(loader.samples());
+  comm::Communicator& world = *mesh.world();
+  std::optional<data::StoredTeacherWriter> writer;
+  comm::agree(world, "file of the teacher", [&] {
+    if (world.rank() != 0) return;
+    writer.emplace(samples.files(),
+                   data::stored_teacher_key(samples.files(), config.data, samples.document_separator()),
+                   config.distillation.teacher_model);
+  });
+  data::PrefetchOptions prefetch = prefetch_options(config, mesh);
+  prefetch.end = loader.num_batches();
+  const NumberedBatches numbered(loader);
+  const data::PrefetchingBatches batches(numbered, /*samples_per_micro_step=*/1, prefetch);
+  const int64_t length = config.data.sequence_length, count = config.data.teacher.top_k;
+  int64_t left = loader.num_samples();
+  for (int64_t index = 0; index < loader.num_batches(); ++index) {
+    const data::Batch batch = batches.batch(index, 0);
+    const kernels::TeacherRows found = nn::teacher_rows(
+        teacher, batch.inputs, {.documents = batch.document_starts}, count, config.data.teacher.temperature);
+    // A record is one number of 8 bytes. Rows may be shorter than a sample, whose other inputs do not count.
+    const int64_t rows = batch.inputs.size(0), own = batch.inputs.size(1);
+    const at::Tensor mine = at::zeros({rows, length, count}, at::kLong);
+    auto* records = reinterpret_cast<data::TeacherRecord*>(mine.mutable_data_ptr<int64_t>());
+    const at::Tensor ids = found.ids.cpu().contiguous(), log_probs = found.log_probs.cpu().contiguous();
+    for (int64_t i = 0; i < rows * own * count; ++i) {
+      const int64_t row = i / (own * count), place = row * length * count + i % (own * count);
+      records[place] = {static_cast<uint32_t>(ids.const_data_ptr<int64_t>()[i]),
+                        std::min(log_probs.const_data_ptr<float>()[i], 0.0F)};
+    }
+    const at::Tensor all = at::empty({world.world_size() * mine.numel()}, at::kLong);
+    world.all_gather(all, mine.flatten(), {.unit = "teacher's tokens"})->wait();
+    comm::agree(world, "writing the teacher's tokens", [&] {
+      const int64_t fit = std::min(left, rows * world.world_size());
+      left -= fit;
+      if (world.rank() != 0) return;
+      const auto* first = reinterpret_cast<const data::TeacherRecord*>(all.const_data_ptr<int64_t>());
+      writer->append({first, first + fit * length * count});
+    });
+  }
+  comm::agree(world, "writing the teacher's tokens", [&] {
+    if (writer) writer->finish();
+  });
+  return data::stored_teacher_path(samples.files());
+}
+
 }  // namespace
 
 std::vector<std::filesystem::path> write_reference_log_probs(
@@ -89,23 +142,47 @@ std::vector<std::filesystem::path> write_reference_log_probs(
   config.data.preference.stored_reference = false;
   config.preference.reference = nn::ReferenceSource::kModel;
   if (!config.preference.reference_model.empty()) config.model.init_from = config.preference.reference_model;
+  const nn::Objective& objective = nn::objectives().get(config.training.objective, "training.objective");
   comm::agree(*communicator, "set-up", [&] {
-    const nn::Objective& objective = nn::objectives().get(config.training.objective, "training.objective");
-    if (!objective.has_reference) {
-      fail(ErrorKind::kUsage, "training.objective must be one with a reference, such as dpo or kto, but is ",
-           config.training.objective, "; set it in the config");
+    if (!objective.has_reference && !objective.has_teacher) {
+      fail(ErrorKind::kUsage,
+           "training.objective must be one with a reference or a teacher, such as dpo, kto or ",
+           "distill, but is ", config.training.objective, "; set it in the config");
     }
-    config::check_world(config, communicator->world_size());
+    if (objective.has_teacher &&
+        (config.distillation.teacher_model.empty() || config.distillation.top_k == 0)) {
+      fail(ErrorKind::kUsage,
+           "distillation.teacher_model and distillation.top_k must be set, because the likeliest ",
+           "tokens of that model are stored, but are \"", config.distillation.teacher_model, "\" and ",
+           config.distillation.top_k, "; set both");
+    }
+    const comm::MeshShape shape = config::check_world(config, communicator->world_size());
+    if (objective.has_teacher && shape.context > 1) {
+      fail(ErrorKind::kUsage,
+           "mesh.context must be 1 while a teacher's tokens are stored, sample by sample, but is ",
+           shape.context, "; give the processes to mesh.data");
+    }
   });
   const comm::Mesh mesh(config.mesh, communicator);
-  const ShardedModel sharded = build_sharded_model(config, mesh, /*trace=*/nullptr);
+  const std::shared_ptr<const ShardedModel> sharded =
+      objective.has_teacher
+          ? teacher_model(config, mesh)
+          : std::make_shared<ShardedModel>(build_sharded_model(config, mesh, /*trace=*/nullptr));
+  const data::TeacherOptions teacher{.top_k = config.distillation.top_k,
+                                     .temperature = config.distillation.temperature};
   std::vector<std::filesystem::path> files;
   for (const std::vector<std::string>& entries : sets_of(config.data)) {
     config.data.validation = entries;
     config.evaluation.max_samples = 0;
+    config.data.teacher = {};  // nothing is stored yet
     std::optional<data::ValidationLoader> loader;
     comm::agree(*communicator, "data", [&] { loader.emplace(open_validation_data(config, *communicator)); });
-    const std::vector<double> numbers = references_of(*loader, config, mesh, *sharded.model);
+    if (objective.has_teacher) {
+      config.data.teacher = teacher;
+      files.push_back(write_teacher(*loader, config, mesh, *sharded->model));
+      continue;
+    }
+    const std::vector<double> numbers = references_of(*loader, config, mesh, *sharded->model);
     const auto& token_files = dynamic_cast<const data::PreferenceSamples&>(loader->samples()).files();
     files.push_back(data::stored_reference_path(token_files));
     comm::agree(*communicator, "writing log-probabilities", [&] {

@@ -425,6 +425,39 @@ void check_preferences(const Config& config, Conflicts& conflicts) {
       "an objective without a reference: orpo, simpo or cpo");
 }
 
+void check_distillation(const Config& config, Conflicts& conflicts) {
+  const nn::Objective* objective = nn::objectives().find(config.training.objective);
+  if (objective == nullptr || !objective->has_teacher) return;
+  const auto unless = [&](bool condition, const std::string& key, const std::string& message) {
+    conflicts.unless(condition, {key, "training.objective"},
+                     concat(message, " with training.objective = \"", config.training.objective,
+                            "\"; leave one of the two out"));
+  };
+  unless(config.mesh.model == 1, "mesh.model",
+         "must be 1, because distributions over parts of a vocabulary are not compared,");
+  unless(!config.training.cuda_graphs, "training.cuda_graphs", "cannot be on");
+  unless(config.fsdp.front != Front::kSpmd, "fsdp.front", "must be \"fully_shard\"");
+  unless(config.training.reproducible != Reproducible::kWorldSize, "training.reproducible",
+         "must be \"run\", because divergences are not summed by sample,");
+  const nn::DistillationOptions& options = config.distillation;
+  const bool is_stored = options.teacher == nn::TeacherSource::kStored;
+  conflicts.unless(is_stored || !options.teacher_model.empty(),
+                   {"distillation.teacher_model", "training.objective"},
+                   "must name the weights of the teacher, but is empty; set it");
+  conflicts.unless(!is_stored || options.top_k > 0, {"distillation.top_k", "distillation.teacher"},
+                   "must be above 0 with distillation.teacher = \"stored\", since files have the likeliest "
+                   "tokens alone, but is 0; 32 is usual");
+  conflicts.unless(!is_stored || config.mesh.context == 1, {"distillation.teacher", "mesh.context"},
+                   "must be \"model\" with mesh.context, but is \"stored\"; leave one of the two out");
+  conflicts.unless(!is_stored || config.data.dataset == data::kTokenFiles,
+                   {"distillation.teacher", "data.dataset"},
+                   "must be \"model\" with another data.dataset than token_files, but is \"stored\"; leave "
+                   "one of the two out");
+  conflicts.unless(options.top_k < config.model.vocab_size, {"distillation.top_k", "model.vocab_size"},
+                   "must be less than model.vocab_size = ", config.model.vocab_size, ", but is ",
+                   options.top_k, "; set it to 0 to compare all tokens");
+}
+
 void check_samples(const Config& config, Conflicts& conflicts) {
   const LoggingOptions& logging = config.logging;
   conflicts.unless(!logging.nvtx || logging.profile_steps.empty(), {"logging.nvtx", "logging.profile_steps"},
@@ -465,6 +498,13 @@ void check_sharding(const Config& config, Conflicts& conflicts) {
 
 }  // namespace
 
+data::TeacherOptions stored_teacher_of(const Config& config) {
+  const nn::Objective* objective = nn::objectives().find(config.training.objective);
+  const bool is_stored = config.distillation.teacher == nn::TeacherSource::kStored;
+  if (objective == nullptr || !objective->has_teacher || !is_stored) return {};
+  return {.top_k = config.distillation.top_k, .temperature = config.distillation.temperature};
+}
+
 data::PreferenceOptions rows_of_preferences(const Config& config) {
   const nn::Objective* objective = nn::objectives().find(config.training.objective);
   if (objective == nullptr || objective->rows == nn::ObjectiveRows::kTexts) return {};
@@ -496,6 +536,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_lora(config, conflicts);
   check_evaluation(config, conflicts);
   check_preferences(config, conflicts);
+  check_distillation(config, conflicts);
   check_samples(config, conflicts);
   check_sharding(config, conflicts);
   check_loss_scaler(config, conflicts);

@@ -183,6 +183,7 @@ struct Config {
   data::DataOptions data;
   TrainingOptions training;
   nn::PreferenceOptions preference;
+  nn::DistillationOptions distillation;
   EvaluationOptions evaluation;
   optim::OptimizerOptions optimizer;
   optim::ScheduleOptions lr_scheduler;

@@ -277,6 +277,7 @@ void Loader::share_values() {
   config_.optimizer.fused = config_.model.fused_kernels = config_.training.fused_kernels;
   config_.model.matmul = config_.training.matmul;
   config_.data.preference = rows_of_preferences(config_);
+  config_.data.teacher = stored_teacher_of(config_);
   if (config_.training.logits_mib > 0) config_.model.logits_mib = config_.training.logits_mib;
   for (const Key& key : all_keys()) {
     if (std::holds_alternative<PluginField>(key.field)) set_value(key, config_, value_of(key, config_));

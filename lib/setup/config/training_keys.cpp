@@ -45,6 +45,11 @@ Condition has_reference() {
                        [](const nn::Objective& objective) { return objective.has_reference; });
 }
 
+Condition learns_from_teacher() {
+  return objective_has("training.objective is distill",
+                       [](const nn::Objective& objective) { return objective.has_teacher; });
+}
+
 /// A step may have more than one.
 Condition several_micro_batches() {
   return is_not("training.gradient_accumulation_steps", "1") || is_above_0("training.global_batch_size");
@@ -77,7 +82,8 @@ std::vector<Key> training_keys() {
        at_least(0), several_micro_batches()},
       {KEY(training, objective),
        "what training compares: language_model: texts, by training.loss; dpo, robust, hinge, ipo, exo_pair, apo_zero, "
-       "apo_down, orpo, simpo, cpo: a chosen and a rejected answer; kto: answers with labels",
+       "apo_down, orpo, simpo, cpo: a chosen and a rejected answer; kto: answers with labels; distill: texts, by the "
+       "distributions of a teacher",
        one_of_registered(nn::objectives())},
       {KEY(training, loss), "what training minimizes; validation always reports the cross entropy",
        one_of_registered(nn::losses()), learns_language()},
@@ -185,6 +191,27 @@ std::vector<Key> training_keys() {
        "weights of the second model; not given: those of model.init_from",
        {},
        has_reference() && is_not("preference.reference", "base") && is_not("preference.reference", "stored")},
+
+      {KEY(distillation, teacher),
+       "where the teacher's distributions are from; model: a second model, frozen and sharded; stored: files that "
+       "fsdp-train reference-log-probs has written beside the data",
+       {},
+       learns_from_teacher()},
+      {KEY(distillation, teacher_model),
+       "weights of the teacher, in any form that model.init_from accepts",
+       {},
+       learns_from_teacher()},
+      {KEY(distillation, beta),
+       "divergence of the model from the teacher; 0: forward KL; 1: reverse KL; between: generalized Jensen-Shannon",
+       between(0, 1), learns_from_teacher()},
+      {KEY(distillation, temperature), "both models' logits are divided by it", above(0),
+       learns_from_teacher()},
+      {KEY(distillation, alpha),
+       "weight of the divergence in the loss; that of the cross entropy is 1 - alpha", between(0, 1),
+       learns_from_teacher()},
+      {KEY(distillation, top_k),
+       "compare the teacher's likeliest tokens, and all others as one; 0: compare all tokens", at_least(0),
+       learns_from_teacher()},
 
       {KEY(evaluation, interval_steps), "steps between validations; 0: only after the last step", at_least(0),
        is_given("data.validation") || is_given("evaluation.tasks")},
