@@ -3,7 +3,6 @@
 // Encoding of conversations as tokens.
 
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "data/chat/chat_template.h"
@@ -31,10 +30,5 @@ struct ChatOptions {
 /// outlives the object.
 std::unique_ptr<RowEncoder> make_chat_encoder(const ChatOptions& options, const Tokenizer& tokenizer,
                                               const std::string& tokenizer_name);
-
-/// Returns the bytes of the text that each token represents. Nothing if the tokens are not these bytes one
-/// after another, as with a tokenizer that normalizes.
-std::optional<std::vector<TextSpan>> places_of(const Tokenizer& tokenizer, std::string_view text,
-                                               const std::vector<int64_t>& ids);
 
 }  // namespace fsdp::data

@@ -1,6 +1,7 @@
 #include "data/chat/chat_encoder.h"
 
 #include "data/chat/chat_rows.h"
+#include "data/chat/conversation_encoder.h"
 #include "data/chat_fixtures.h"
 #include "data/token_fixtures.h"
 
