@@ -49,19 +49,17 @@ void check_chat(const TokenizeOptions& options) {
   if (!options.make_row_encoder) return;
   if (!options.document_separator.empty()) {
     fail(ErrorKind::kUsage,
-         "`chat` records where conversations end in the output's companion and needs no "
-         "`document_separator`; leave it out");
+         "the output's companion records where conversations end, without a `document_separator`; leave it "
+         "out");
   }
   if (!options.document_start.empty() && options.document_start != "none") {
     fail(ErrorKind::kUsage,
-         "`document_start` must be none with `chat`, whose template begins conversations, "
-         "but is ",
+         "`document_start` must be none for conversations, which the chat template begins, but is ",
          options.document_start, "; leave it out");
   }
   if (options.split_special_tokens) {
     fail(ErrorKind::kUsage,
-         "`chat` cannot be combined with `split_special_tokens`, which would split the special "
-         "tokens of the chat template too; leave it out");
+         "`split_special_tokens` would split the special tokens of the chat template too; leave it out");
   }
 }
 
@@ -246,6 +244,7 @@ class Collector {
 
   const DocumentLengths& lengths() const { return lengths_; }
   const RowForms& forms() const { return forms_; }
+  int64_t documents_per_row() const { return documents_per_row_; }
 
   void add(const EncodedJob& encoded) {
     size_t ids_begin = 0;
@@ -255,6 +254,11 @@ class Collector {
       const std::string bad = result.bad.empty() ? forms_.add(result.form, part.place) : result.bad;
       if (!bad.empty()) {
         bad_rows_.add(bad);
+        ids_begin = result.ids_end;
+        continue;
+      }
+      if (!encoded.token_parts.empty()) {
+        add_row(encoded, ids_begin, i);
         ids_begin = result.ids_end;
         continue;
       }
@@ -269,14 +273,11 @@ class Collector {
       } else {
         const auto first = static_cast<int64_t>(ids_begin), last = static_cast<int64_t>(result.ids_end);
         ids_.assign(encoded.ids.begin() + first, encoded.ids.begin() + last);
-        if (!encoded.token_parts.empty()) {
-          token_parts_.assign(encoded.token_parts.begin() + first, encoded.token_parts.begin() + last);
-        }
         if (!part.ends_document) keep_rest(text, result.consumed, part.stop);
       }
       ids_begin = result.ids_end;
       if (part.ends_document) ids_.insert(ids_.end(), separator_.begin(), separator_.end());
-      encoded.token_parts.empty() ? writer_->append(ids_) : writer_->append(ids_, token_parts_);
+      writer_->append(ids_);
       document_tokens_ += static_cast<int64_t>(ids_.size());
       if (!part.ends_document) continue;
       writer_->end_document();
@@ -285,6 +286,29 @@ class Collector {
   }
 
  private:
+  /// Writes the documents of part `index` of a job, a row that a RowEncoder has encoded.
+  void add_row(const EncodedJob& encoded, size_t ids_begin, size_t index) {
+    const EncodedJob::EncodedPart& result = encoded.parts[index];
+    const RowPlace& place = encoded.job.parts[index].place;
+    writer_ = result.validation ? validation_ : &train_;
+    const auto end = encoded.token_parts.begin() + static_cast<int64_t>(result.ids_end);
+    int64_t documents = 0;
+    for (auto next = encoded.token_parts.begin() + static_cast<int64_t>(ids_begin); next != end;
+         ++documents) {
+      const auto first = next;
+      next = std::find(first + 1, end, TokenPart::kDocumentStart);
+      const auto ids = encoded.ids.begin() + (first - encoded.token_parts.begin());
+      writer_->append({ids, ids + (next - first)}, {first, next});
+      writer_->end_document();
+      lengths_.add(next - first, place);
+    }
+    if (documents_per_row_ == 0) documents_per_row_ = documents;
+    if (documents == documents_per_row_) return;
+    fail(ErrorKind::kData, to_string(place), " is ", documents == 1 ? "one answer" : "a pair of answers",
+         ", but the rows before it are ", documents == 1 ? "pairs of answers" : "single answers",
+         "; write them to an output of their own");
+  }
+
   void join(const TextPart& part, std::string_view text) {
     ids_.clear();
     std::string whole = std::move(carried_);
@@ -328,11 +352,15 @@ class Collector {
   DocumentLengths lengths_;
   int64_t document_tokens_ = 0;  ///< number of tokens of the current document so far
   TokenWriter* writer_ = nullptr;
+  int64_t documents_per_row_ = 0;  ///< number of documents of each row that a RowEncoder has encoded
   std::vector<int64_t> ids_;
-  std::vector<TokenPart> token_parts_;
   std::string carried_;  ///< text of the document before the next part that is not encoded yet
   size_t skip_ = 0;      ///< number of bytes at the beginning of the next part that are encoded already
 };
+
+int64_t assistant_tokens(const TokenWriter& writer) {
+  return writer.count(TokenPart::kAssistant) + writer.count(TokenPart::kLastTurn);
+}
 
 }  // namespace
 
@@ -403,8 +431,11 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
           .documents = train.documents(),
           .validation_documents = validation ? validation->documents() : 0,
           .bad_rows = bad_rows,
-          .assistant_tokens = train.assistant_tokens(),
-          .validation_assistant_tokens = validation ? validation->assistant_tokens() : 0,
+          .assistant_tokens = assistant_tokens(train),
+          .validation_assistant_tokens = validation ? assistant_tokens(*validation) : 0,
+          .last_turn_tokens = train.count(TokenPart::kLastTurn),
+          .validation_last_turn_tokens = validation ? validation->count(TokenPart::kLastTurn) : 0,
+          .documents_per_row = std::max<int64_t>(collector.documents_per_row(), 1),
           .lengths = collector.lengths(),
           .warning = std::move(warning),
           .note = std::move(note)};

@@ -60,10 +60,12 @@ struct TokenizeReport {
   int64_t validation_tokens = 0;  ///< tokens in validation_output
   int64_t documents = 0, validation_documents = 0;
   BadRows bad_rows{0};  ///< rows that were left out
-  /// The assistant's tokens, with make_row_encoder.
+  /// The assistant's tokens, with make_row_encoder, and those among them that are kLastTurn.
   int64_t assistant_tokens = 0, validation_assistant_tokens = 0;
-  DocumentLengths lengths{};  ///< lengths in both outputs, with the tokens between documents
-  std::string warning{};      ///< warning about documents without a separator, which may not be intended
+  int64_t last_turn_tokens = 0, validation_last_turn_tokens = 0;
+  int64_t documents_per_row = 1;  ///< number of documents that a RowEncoder made of each row
+  DocumentLengths lengths{};      ///< lengths in both outputs, with the tokens between documents
+  std::string warning{};          ///< warning about documents without a separator, which may not be intended
   /// Notes about the tokens that the tokenizer puts before documents, and the form of the conversations.
   std::string note{};
 };

@@ -59,12 +59,13 @@ TokenStatistics inspect(const InspectOptions& options) {
   for (size_t i = 0; i < options.files.size(); ++i) {
     const TokenFile& file = files.file(i);
     statistics.files.push_back(
-        {file.path(), file.size(), file.format(), file.type(), std::nullopt, std::nullopt});
+        {file.path(), file.size(), file.format(), file.type(), std::nullopt, std::nullopt, std::nullopt});
     TokenStatistics::File& shown = statistics.files.back();
     if (file.has_documents()) shown.documents = file.documents();
     if (const TokenTurns* turns = file.turns()) {
       shown.documents = turns->count(TokenPart::kDocumentStart);
-      shown.assistant_tokens = turns->count(TokenPart::kAssistant) + turns->count(TokenPart::kLastTurn);
+      shown.last_turn_tokens = turns->count(TokenPart::kLastTurn);
+      shown.assistant_tokens = turns->count(TokenPart::kAssistant) + *shown.last_turn_tokens;
     }
   }
   statistics.tokens = files.size();
@@ -101,6 +102,10 @@ std::string to_text(const TokenStatistics& statistics) {
         file.documents ? ", " + util::with_commas(*file.documents) + " documents" : std::string();
     if (file.assistant_tokens) {
       documents += ", " + util::with_commas(*file.assistant_tokens) + " tokens of the assistant";
+      // In conversations of one turn each, all of them are.
+      if (*file.last_turn_tokens != *file.assistant_tokens) {
+        documents += " (" + util::with_commas(*file.last_turn_tokens) + " in last turns or chosen answers)";
+      }
     }
     line("file", concat(file.path, " (", util::with_commas(file.tokens), " tokens, ", to_string(file.format),
                         ", ", to_string(file.type), documents, ")"));
@@ -126,6 +131,7 @@ std::string to_json(const TokenStatistics& statistics) {
                      {"dtype", to_string(file.type)}});
     if (file.documents) files.back()["documents"] = *file.documents;
     if (file.assistant_tokens) files.back()["assistant_tokens"] = *file.assistant_tokens;
+    if (file.last_turn_tokens) files.back()["last_turn_tokens"] = *file.last_turn_tokens;
   }
   nlohmann::ordered_json json = {
       {"files", files}, {"tokens", statistics.tokens}, {"largest_id", statistics.largest_id}};

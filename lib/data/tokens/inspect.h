@@ -31,6 +31,8 @@ struct TokenStatistics {
     TokenType type = TokenType::kUint16;
     std::optional<int64_t> documents;  ///< number of documents, if the format or a companion records them
     std::optional<int64_t> assistant_tokens;  ///< assistant's tokens in conversations (token_turns.h)
+    /// Those of last turns or, in a file of preferences, of chosen answers.
+    std::optional<int64_t> last_turn_tokens;
   };
   std::vector<File> files;
   int64_t tokens = 0;

@@ -30,9 +30,9 @@ class RowEncoder {
   virtual ~RowEncoder() = default;
   /// Fields of a row that the encoder reads. A table needs at least one of them.
   virtual std::vector<std::string> columns() const = 0;
-  /// Appends the tokens of one row, and for each token its part. `row` is the text of a JSON object, whose
-  /// order of fields counts. Returns the name of the row's form, a literal; all rows of a file must have the
-  /// same. Throws RowError.
+  /// Appends the tokens of one row, and for each token its part. A row may become several documents, each of
+  /// which begins with kDocumentStart. `row` is the text of a JSON object, whose order of fields counts.
+  /// Returns the name of the row's form, a literal; all rows of a file must have the same. Throws RowError.
   virtual std::string_view encode(std::string_view row, std::vector<int64_t>& ids,
                                   std::vector<TokenPart>& parts) const = 0;
 };

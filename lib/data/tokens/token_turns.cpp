@@ -33,7 +33,7 @@ void TurnsWriter::append(const std::vector<TokenPart>& parts) {
   for (const TokenPart part : parts) {
     const auto place = static_cast<unsigned>(tokens_ % kTokensPerByte);
     pending_ = static_cast<uint8_t>(pending_ | (static_cast<unsigned>(part) << (kBits * place)));
-    assistant_tokens_ += part == TokenPart::kAssistant || part == TokenPart::kLastTurn ? 1 : 0;
+    ++counts_[static_cast<size_t>(part)];
     if (++tokens_ % kTokensPerByte == 0) {
       bytes.push_back(pending_);
       pending_ = 0;

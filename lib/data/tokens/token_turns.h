@@ -53,14 +53,16 @@ class TurnsWriter {
   void finish(const TokenHash& tokens);
   void commit() { file_.commit(); }
 
-  int64_t assistant_tokens() const { return assistant_tokens_; }
+  /// Number of tokens with this part.
+  int64_t count(TokenPart part) const { return counts_[static_cast<size_t>(part)]; }
 
  private:
   void write(const std::vector<uint8_t>& bytes);
 
   OutputFile file_;
   TokenHash hash_;
-  int64_t tokens_ = 0, assistant_tokens_ = 0;
+  int64_t tokens_ = 0;
+  std::array<int64_t, 4> counts_{};
   uint8_t pending_ = 0;  ///< bits of the last byte until it is full
 };
 

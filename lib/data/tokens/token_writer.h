@@ -38,7 +38,8 @@ class TokenWriter {
   void end_document();
   int64_t size() const { return size_; }  ///< number of tokens
   int64_t documents() const { return documents_; }
-  int64_t assistant_tokens() const { return turns_ ? turns_->assistant_tokens() : 0; }
+  /// Number of tokens with this part, with TokenWriterOptions::has_turns.
+  int64_t count(TokenPart part) const { return turns_ ? turns_->count(part) : 0; }
 
   /// Flushes the temporary files to the disk. Tokens after the last end_document() also become a document.
   /// Requires: no append() follows.

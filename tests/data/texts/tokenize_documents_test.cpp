@@ -306,6 +306,65 @@ TEST(Tokenize, LeavesOutAsManyBadRowsAsAreAllowed) {
   }
 }
 
+/// Makes of each row as many documents as it has letters, of which the first is learnt as the last turn.
+class LetterRows final : public RowEncoder {
+ public:
+  std::vector<std::string> columns() const override { return {"text"}; }
+
+  std::string_view encode(std::string_view row, std::vector<int64_t>& ids,
+                          std::vector<TokenPart>& parts) const override {
+    bool first = true;
+    for (const char c : nlohmann::json::parse(row)["text"].get<std::string>()) {
+      if (c == '!') throw RowError("is loud");
+      ids.insert(ids.end(), {c, c, c});
+      parts.insert(parts.end(), {TokenPart::kDocumentStart, TokenPart::kContext,
+                                 first ? TokenPart::kLastTurn : TokenPart::kAssistant});
+      first = false;
+    }
+    return "letters";
+  }
+};
+
+TEST(Tokenize, ARowMayBecomeSeveralDocuments) {
+  const TemporaryFolder folder;
+  std::string rows;
+  for (char c = 'a'; c <= 'j'; ++c) rows += concat(R"({"text": ")", c, static_cast<char>(c + 10), "\"}\n");
+  auto options = tokenize_options(folder, {folder.write("a.jsonl", rows + R"({"text": "x!"})")});
+  options.format = TokenFormat::kMegatron;
+  options.make_row_encoder = [](const Tokenizer&) { return std::make_unique<LetterRows>(); };
+  options.skip_bad = 1;
+  options.validation_output = folder / "out/validation.bin";
+  options.validation_fraction = 0.5;
+  const TokenizeReport report = tokenize(options);
+  EXPECT_EQ(report.documents_per_row, 2);
+  EXPECT_EQ(report.documents + report.validation_documents, 20);
+  EXPECT_EQ(report.assistant_tokens, report.documents);
+  EXPECT_EQ(report.last_turn_tokens, report.documents / 2);
+  EXPECT_EQ(report.validation_last_turn_tokens, report.validation_documents / 2);
+  EXPECT_EQ(report.lengths.documents(), 20);
+  EXPECT_EQ(report.lengths.longest(), 3);
+  EXPECT_GT(report.documents, 2);
+  EXPECT_GT(report.validation_documents, 2);
+  // Both documents of a row are in the same output, one after the other.
+  for (const std::string& output : {options.output, options.validation_output}) {
+    const TokenFile file(output);
+    const std::vector<int64_t> ids = tokenized_ids(output);
+    ASSERT_EQ(file.documents() % 2, 0);
+    for (int64_t i = 0; i < file.documents(); ++i) EXPECT_EQ(file.document_begin(i), 3 * i);
+    for (size_t i = 0; i < ids.size(); i += 6) EXPECT_EQ(ids[i] + 10, ids[i + 3]);
+  }
+}
+
+TEST(Tokenize, RowsOfAnOutputBecomeTheSameNumberOfDocuments) {
+  const TemporaryFolder folder;
+  auto options = tokenize_options(folder, {folder.write("a.jsonl", R"({"text": "ab"})"),
+                                           folder.write("b.jsonl", "{\"text\": \"cd\"}\n{\"text\": \"e\"}")});
+  options.make_row_encoder = [](const Tokenizer&) { return std::make_unique<LetterRows>(); };
+  expect_error(ErrorKind::kData, {"line 2 of", "b.jsonl is one answer, but the rows before it are pairs"},
+               [&] { tokenize(options); });
+  EXPECT_FALSE(std::filesystem::exists(options.output));
+}
+
 TEST(Tokenize, RefusesALineWithoutAnEnd) {
   TemporaryFolder folder;
   const std::string path = folder.write("a.jsonl.zst", repeated(zstd(std::string(16 << 20, '[')), 40));

@@ -101,7 +101,11 @@ TEST(TokenTurns, AreInspected) {
   const TokenStatistics statistics = inspect({.files = {write_conversations(folder, "a.bin")}});
   EXPECT_EQ(statistics.files[0].documents, 3);
   EXPECT_EQ(statistics.files[0].assistant_tokens, 5);
-  EXPECT_NE(to_text(statistics).find("3 documents, 5 tokens of the assistant"), std::string::npos);
+  EXPECT_EQ(statistics.files[0].last_turn_tokens, 3);
+  EXPECT_NE(
+      to_text(statistics).find("3 documents, 5 tokens of the assistant (3 in last turns or chosen answers)"),
+      std::string::npos);
+  EXPECT_NE(to_json(statistics).find(R"("last_turn_tokens": 3)"), std::string::npos);
 }
 
 TEST(TokenTurns, BelongToTheIdentityOfTheData) {
