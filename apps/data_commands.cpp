@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <iostream>
 #include <memory>
 #include <thread>
@@ -17,6 +18,7 @@
 #include "data/chat/chat_encoder.h"
 #include "data/chat/chat_source.h"
 #include "data/chat/chat_tokens.h"
+#include "data/chat/preference_encoder.h"
 #include "data/texts/tokenize.h"
 #include "data/texts/train_tokenizer.h"
 #include "data/tokenizers/tokenizer.h"
@@ -93,6 +95,17 @@ void print_conversations(const std::string& path, int64_t tokens, int64_t conver
                      " of the assistant\n"));
 }
 
+/// Prints what preferences became: pairs, or answers with labels.
+void print_preferences(const std::string& path, int64_t tokens, int64_t documents, int64_t documents_per_row,
+                       int64_t preferred_tokens, int64_t other_tokens) {
+  const bool are_pairs = documents_per_row == 2;
+  print(util::concat(path, ": ", util::with_commas(documents / documents_per_row),
+                     are_pairs ? " pairs, " : " labelled answers, ", util::with_commas(tokens), " tokens, ",
+                     util::with_commas(preferred_tokens),
+                     are_pairs ? " of chosen and " : " of desirable and ", util::with_commas(other_tokens),
+                     are_pairs ? " of rejected answers\n" : " of undesirable answers\n"));
+}
+
 void print_conversation_lengths(const data::DocumentLengths& lengths) {
   print(util::concat(lengths.text("conversations"),
                      "\ndata.documents = \"split\" and data.sequence_length = ",
@@ -100,40 +113,59 @@ void print_conversation_lengths(const data::DocumentLengths& lengths) {
 }
 
 struct ChatArguments {
-  bool chat = false, adds_tokens = false;
+  bool chat = false, preference = false, adds_tokens = false;
   data::ChatOptions options;
+
+  bool has_conversations() const { return chat || preference; }
 };
 
+/// Names of the options that need --chat or --preference.
+constexpr std::array<const char*, 4> kChatOptions = {"--chat-template", "--chat-variables", "--spell-markers",
+                                                     "--add-special-tokens"};
+
+/// Refuses options of conversations for other texts. CLI11 cannot express that one of two options is needed.
+void check_chat_options(const CLI::App& command, const ChatArguments& arguments) {
+  if (arguments.has_conversations()) return;
+  for (const char* name : kChatOptions) {
+    if (command.count(name) == 0) continue;
+    util::fail(util::ErrorKind::kUsage, "command line: ", name,
+               ": expected --chat or --preference with it; found none; add one of them");
+  }
+}
+
 void add_chat_options(CLI::App* command, ChatArguments& arguments) {
-  CLI::Option* chat = command->add_flag(
+  command->add_flag(
       "--chat", arguments.chat,
       "The texts are conversations, in JSON or tables, in the form of OpenAI (messages), ShareGPT, Alpaca, or prompt and "
       "completion, which the program recognises. The output's "
       "companion NAME.turns says which tokens the assistant wrote, for data.train_on");
   command
+      ->add_flag(
+          "--preference", arguments.preference,
+          "The texts are preferences, in JSON or tables: pairs of a chosen and a rejected answer to a prompt, or "
+          "answers with a label, in the forms of TRL, LLaMA-Factory and axolotl, which the program recognises. A "
+          "pair becomes two conversations, the chosen one first. The companion NAME.turns says which tokens are "
+          "of chosen answers, and which of rejected")
+      ->excludes("--chat");
+  command
       ->add_option("--chat-template", arguments.options.chat_template,
                    "Chat template: a file of Jinja, a tokenizer_config.json, a folder, or one of " +
                        util::join(data::chat_template_presets(), ", ") +
                        " (default: that of the tokenizer's folder)")
-      ->needs(chat)
       ->check(cli::not_empty());
   command
       ->add_option("--chat-variables", arguments.options.chat_variables,
                    "JSON object of more variables for the template, such as '{\"enable_thinking\": false}'")
-      ->needs(chat)
       ->check(cli::not_empty());
-  command
-      ->add_flag(
-          "--spell-markers", arguments.options.spell_markers,
-          "Spell markers of the template, such as <|im_start|>, that the tokenizer has no token for as text, "
-          "for models that were trained so (OLMo 2); without it they are an error (exit code 3)")
-      ->needs(chat);
+  command->add_flag(
+      "--spell-markers", arguments.options.spell_markers,
+      "Spell markers of the template, such as <|im_start|>, that the tokenizer has no token for as text, "
+      "for models that were trained so (OLMo 2); without it they are an error (exit code 3)");
   command
       ->add_flag(
           "--add-special-tokens", arguments.adds_tokens,
           "Add markers of the template that the tokenizer has no token for to a copy of its tokenizer.json, in the "
           "folder NAME.tokenizer beside the output NAME")
-      ->needs(chat)
       ->excludes("--spell-markers");
 }
 
@@ -213,8 +245,9 @@ void add_tokenize(CLI::App& app, Command& run) {
       ->capture_default_str()
       ->needs(validation);
   add_threads(command, options.threads, "Threads; the output is the same for any number");
-  command->callback([arguments, &run] {
-    run = [arguments] {
+  command->callback([arguments, command, &run] {
+    run = [arguments, command] {
+      check_chat_options(*command, arguments->chat);
       data::TokenizeOptions& options = arguments->options;
       options.format = optional_format(arguments->format);
       util::ByteProgressBar bar(util::progress_on_stderr());
@@ -225,9 +258,11 @@ void add_tokenize(CLI::App& app, Command& run) {
       chat.threads = options.threads;
       chat.begin_of_text = options.document_start != "none";
       if (arguments->chat.adds_tokens) add_special_tokens(chat, options);
-      if (arguments->chat.chat) {
+      if (arguments->chat.has_conversations()) {
         options.make_row_encoder = [&](const data::Tokenizer& tokenizer) {
-          return data::make_chat_encoder(chat, tokenizer, options.tokenizer);
+          return arguments->chat.preference
+                     ? data::make_preference_encoder(chat, tokenizer, options.tokenizer)
+                     : data::make_chat_encoder(chat, tokenizer, options.tokenizer);
         };
       }
       data::TokenizeReport report = data::tokenize(options);
@@ -235,6 +270,17 @@ void add_tokenize(CLI::App& app, Command& run) {
       warn_of(report.bad_rows);
       if (!report.warning.empty()) util::log_warning(cli::with_flags(report.warning));
       if (!report.note.empty()) util::log_info(cli::with_flags(report.note));
+      if (arguments->chat.preference) {
+        print_preferences(options.output, report.tokens, report.documents, report.documents_per_row,
+                          report.last_turn_tokens, report.assistant_tokens - report.last_turn_tokens);
+        if (!options.validation_output.empty()) {
+          print_preferences(options.validation_output, report.validation_tokens, report.validation_documents,
+                            report.documents_per_row, report.validation_last_turn_tokens,
+                            report.validation_assistant_tokens - report.validation_last_turn_tokens);
+        }
+        print_conversation_lengths(report.lengths);
+        return;
+      }
       if (arguments->chat.chat) {
         print_conversations(options.output, report.tokens, report.documents, report.assistant_tokens);
         if (!options.validation_output.empty()) {

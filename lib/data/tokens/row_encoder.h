@@ -10,11 +10,13 @@
 
 namespace fsdp::data {
 
-/// The part that a token has in a conversation. The values are those of files (token_turns.h).
+/// The part that a token has in a conversation. The values are those of files (token_turns.h). In preferences
+/// (data/chat/preference_encoder.h), only answers count as the assistant's text, and the value is the rating.
+/// Of each pair, the chosen answer is the first document, and the rejected answer is the second.
 enum class TokenPart : uint8_t {
-  kContext = 0,        ///< text that the assistant answers to, and text that the template adds
-  kAssistant = 1,      ///< text of a turn of the assistant
-  kLastTurn = 2,       ///< text of the assistant's last turn in the conversation
+  kContext = 0,    ///< text that the assistant answers to, and text that the template adds
+  kAssistant = 1,  ///< text of a turn of the assistant; in preferences: of a rejected or undesirable answer
+  kLastTurn = 2,   ///< text of the assistant's last turn; in preferences: of a chosen or desirable answer
   kDocumentStart = 3,  ///< the first token of a conversation, which nothing predicts
 };
 

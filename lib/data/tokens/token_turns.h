@@ -10,7 +10,9 @@
 //   uint64      hash of the bytes that follow (TokenHash over them)
 //   uint8[(N + 3) / 4]   two bits for each token, the first in the lowest: its TokenPart
 //
-// Both hashes are compared when the file is opened.
+// Both hashes are compared when the file is opened. A file of preferences has the same format. Its documents
+// are pairs, the chosen answer (kLastTurn) before the rejected one (kAssistant), or single answers of either
+// kind. Training on the last turns of such a file is training on the chosen answers.
 
 #include <array>
 #include <cstdint>

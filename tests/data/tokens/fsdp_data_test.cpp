@@ -347,6 +347,115 @@ TEST_F(FsdpData, ReadsEachFileInItsOwnFormAndSaysWhich) {
             "<|im_start|>user\n3<|im_end|>\n<|im_start|>assistant\n4<|im_end|>\n");
 }
 
+/// Pairs of preferences, in TRL's form.
+std::string pairs(int count) {
+  std::string rows;
+  for (int i = 0; i < count; ++i)
+    rows += util::concat(R"({"prompt": ")", 10 + i, R"(", "chosen": "yes", "rejected": "no"})", "\n");
+  return rows;
+}
+
+TEST_F(FsdpData, TokenizesPreferences) {
+  folder.write("pairs.jsonl", pairs(2));
+  ASSERT_EQ(run("tokenize pairs.jsonl --preference --chat-template chatml --output a.bin --threads 2"), 0)
+      << err;
+  EXPECT_EQ(
+      out,
+      "a.bin: 2 pairs, 262 tokens, 26 of chosen and 24 of rejected answers\n"
+      "half of the conversations have at most 65 tokens, 99 % at most 66; the longest have 66 (line 1 of "
+      "pairs.jsonl), 66 (line 2 of pairs.jsonl) and 65 (line 1 of pairs.jsonl)\n"
+      "data.documents = \"split\" and data.sequence_length = 65 keep each in one row\n");
+  EXPECT_EQ(err, "info: recognised pairs of answers (prompt, chosen, rejected) in pairs.jsonl\n");
+  ASSERT_EQ(run("inspect a.bin"), 0) << err;
+  EXPECT_NE(out.find("4 documents, 50 tokens of the assistant (26 in last turns or chosen answers)"),
+            std::string::npos)
+      << out;
+  ASSERT_EQ(run("decode a.bin"), 0) << err;
+  EXPECT_EQ(out.find("<|im_start|>user\n10<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"
+                     "<|im_start|>user\n10<|im_end|>\n<|im_start|>assistant\nno<|im_end|>\n"),
+            0u);
+
+  folder.write("labels.jsonl", R"({"prompt": "1", "completion": "2", "label": true}
+{"prompt": "1", "completion": "3", "label": false})");
+  ASSERT_EQ(run("tokenize labels.jsonl --preference --chat-template chatml --output a.bin"), 0) << err;
+  EXPECT_EQ(
+      out.find("a.bin: 2 labelled answers, 126 tokens, 11 of desirable and 11 of undesirable answers\n"), 0u)
+      << out;
+  EXPECT_EQ(run("tokenize pairs.jsonl labels.jsonl --preference --chat-template chatml --output a.bin"), 3);
+  EXPECT_EQ(err,
+            "error: line 1 of labels.jsonl is one answer, but the rows before it are pairs of answers; write "
+            "them to an output of their own\n");
+}
+
+TEST_F(FsdpData, KeepsPairsTogether) {
+  folder.write("bad.jsonl", pairs(40) + R"({"prompt": "1", "chosen": "2", "rejected": "2"})");
+  EXPECT_EQ(run("tokenize bad.jsonl --preference --chat-template chatml --output a.bin"), 3);
+  EXPECT_EQ(
+      err,
+      "error: line 41 of bad.jsonl has equal answers in chosen and rejected; correct or remove it, or skip "
+      "such rows with --skip-bad\n");
+  ASSERT_EQ(run("tokenize bad.jsonl --preference --chat-template chatml --output a.bin --skip-bad 1 "
+                "--validation-output v.bin --validation-fraction 0.4 --validation-split documents"),
+            0)
+      << err;
+  // Each question has both answers in the same file, one after the other.
+  int found = 0;
+  for (const std::string name : {"a.bin", "v.bin"}) {
+    ASSERT_EQ(run("decode " + name), 0) << err;
+    int in_file = 0;
+    for (int i = 10; i < 50; ++i) {
+      const std::string question =
+          util::concat("<|im_start|>user\n", i, "<|im_end|>\n<|im_start|>assistant\n");
+      in_file +=
+          out.find(util::concat(question, "yes<|im_end|>\n", question, "no<|im_end|>\n")) != std::string::npos
+              ? 1
+              : 0;
+    }
+    EXPECT_GT(in_file, 5);
+    found += in_file;
+  }
+  EXPECT_EQ(found, 40);
+}
+
+TEST_F(FsdpData, ReadsPreferencesOfTables) {
+  folder.write("pairs.jsonl", R"({"prompt": "1", "chosen": "yes", "rejected": "no"})");
+  ASSERT_EQ(run("tokenize pairs.jsonl --preference --chat-template chatml --output a.bin"), 0) << err;
+  write_parquet(folder / "pairs.parquet", {{"prompt", column_of({"1"})},
+                                           {"chosen", column_of({"yes"})},
+                                           {"rejected", column_of({"no"})},
+                                           {"messages", column_of({std::nullopt})}});
+  ASSERT_EQ(run("tokenize pairs.parquet --preference --chat-template chatml --output p.bin"), 0) << err;
+  EXPECT_EQ(folder.read("p.bin"), folder.read("a.bin"));
+  EXPECT_EQ(folder.read("p.bin.turns"), folder.read("a.bin.turns"));
+
+  folder.write("labels.jsonl", R"({"prompt": "1", "completion": "yes", "label": false})");
+  ASSERT_EQ(run("tokenize labels.jsonl --preference --chat-template chatml --output a.bin"), 0) << err;
+  arrow::BooleanBuilder labels;
+  ASSERT_TRUE(labels.Append(false).ok());
+  write_parquet(folder / "labels.parquet", {{"prompt", column_of({"1"})},
+                                            {"completion", column_of({"yes"})},
+                                            {"label", labels.Finish().ValueOrDie()}});
+  ASSERT_EQ(run("tokenize labels.parquet --preference --chat-template chatml --output p.bin"), 0) << err;
+  EXPECT_EQ(folder.read("p.bin.turns"), folder.read("a.bin.turns"));
+}
+
+TEST_F(FsdpData, OptionsOfConversationsNeedTheirKind) {
+  folder.write("pairs.jsonl", pairs(1));
+  EXPECT_EQ(run("tokenize pairs.jsonl --chat-template chatml --output a.bin"), 2);
+  EXPECT_EQ(
+      err,
+      "error: command line: --chat-template: expected --chat or --preference with it; found none; add one "
+      "of them\n");
+  EXPECT_EQ(run("tokenize pairs.jsonl --add-special-tokens --output a.bin"), 2);
+  EXPECT_NE(err.find("--add-special-tokens: expected --chat or --preference"), std::string::npos) << err;
+  EXPECT_EQ(run("tokenize pairs.jsonl --chat --preference --output a.bin"), 2);
+  EXPECT_NE(err.find("expected one of --chat and --preference; found both"), std::string::npos) << err;
+  EXPECT_EQ(
+      run("tokenize pairs.jsonl --preference --chat-template none --document-separator eos --output a.bin"),
+      2);
+  EXPECT_NE(err.find("conversations end, without a --document-separator"), std::string::npos) << err;
+}
+
 TEST_F(FsdpData, AddsTheMarkersOfATemplateToTheTokenizer) {
   folder.write("chats.jsonl", kChats);
   const std::string tokenizer = fsdp::testing::source_folder() + "/tests/data/chat/llama3";
