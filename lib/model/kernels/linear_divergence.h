@@ -3,10 +3,11 @@
 // The divergence of a head's distributions from those of a teacher, for distillation. With p the model's and
 // q the teacher's probabilities at a temperature, and b the interpolation:
 //
-//   b = 0       KL(q | p), the forward divergence (Hinton et al.: Distilling the knowledge in a neural network)
+//   b = 0       KL(q | p), the forward divergence (Hinton et al.: Distilling the knowledge in a neural
+//               network, 2015)
 //   b = 1       KL(p | q), the reverse divergence (Gu et al.: MiniLLM)
-//   0 < b < 1   b KL(q | m) + (1 - b) KL(p | m), m = b q + (1 - b) p: the generalized Jensen-Shannon divergence
-//               (Agarwal et al.: On-policy distillation of language models, 2024, equation 1)
+//   0 < b < 1   b KL(q | m) + (1 - b) KL(p | m), m = b q + (1 - b) p: the generalized Jensen-Shannon
+//               divergence (Agarwal et al.: On-policy distillation of language models, 2024, equation 1)
 //
 // If only the teacher's likeliest tokens are known, all others count as one token, for teacher and model
 // alike.
