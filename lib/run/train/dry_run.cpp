@@ -19,6 +19,7 @@
 #include "base/util/text.h"
 #include "comm/api/trace.h"
 #include "comm/fake/fake_communicator.h"
+#include "data/loading/packed_documents.h"
 #include "model/parallel/context_attention.h"
 #include "run/train/run_parts.h"
 #include "run/train/step_timeline.h"
@@ -45,14 +46,32 @@ class RandomBatches final : public data::BatchSource {
                          {config_.data.micro_batch_size, config_.data.sequence_length}, generator,
                          at::TensorOptions().dtype(at::kLong));
     };
-    return {.inputs = tokens("inputs"),
-            .targets = tokens("targets"),
-            .valid_rows = config_.data.micro_batch_size,
-            .counted = config_.data.micro_batch_size * config_.data.sequence_length,
-            .document_starts = data::one_document_a_row(config_.data, config_.data.micro_batch_size)};
+    const data::Batch batch = {
+        .inputs = tokens("inputs"),
+        .targets = tokens("targets"),
+        .valid_rows = config_.data.micro_batch_size,
+        .counted = config_.data.micro_batch_size * config_.data.sequence_length,
+        .document_starts = data::one_document_a_row(config_.data, config_.data.micro_batch_size)};
+    if (!config_.data.preference.is_on()) return batch;
+    const std::vector<std::vector<data::ScoredDocument>> rows(static_cast<size_t>(batch.valid_rows), documents());
+    return data::packed_documents(batch, rows, config_.data.preference.rows == data::PreferenceRows::kSingle);
   }
 
  private:
+  /// The documents of a row of preferences: each has a half, and the last half of it is a completion.
+  std::vector<data::ScoredDocument> documents() const {
+    const int64_t length = config_.data.sequence_length, half = length / 2;
+    std::vector<data::ScoredDocument> documents{{.begin = 0, .end = half, .preferred = true},
+                                                {.begin = half, .end = length}};
+    documents[1].exchanged = config_.data.preference.rows == data::PreferenceRows::kSingle;
+    for (data::ScoredDocument& each : documents) {
+      each.completes.resize(static_cast<size_t>(each.end - each.begin));
+      std::fill(each.completes.begin() + (each.end - each.begin) / 2, each.completes.end(), true);
+      if (config_.data.preference.stored_reference) each.reference = -1;
+    }
+    return documents;
+  }
+
   const config::Config& config_;
 };
 
@@ -152,7 +171,8 @@ struct ComparedRow {
 };
 
 std::vector<ComparedRow> rows_of(const plan::Plan& plan, const DryRun& measured) {
-  const int64_t planned_peak = measured.gpu.empty() ? plan.memory.peak : plan.memory.device_peak;
+  const int64_t planned_peak =
+      plan.memory.frozen + (measured.gpu.empty() ? plan.memory.peak : plan.memory.device_peak);
   std::vector<ComparedRow> rows = {
       {"shards, bytes", plan.memory.shards, measured.shards},
       {"copies of shards that gathers send, bytes", plan.memory.sources, measured.sources},

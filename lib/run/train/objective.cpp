@@ -11,9 +11,7 @@
 #include "base/util/log.h"
 #include "model/nn/experts.h"
 #include "run/train/run_parts.h"
-#include "setup/config/model_description.h"
 #include "shard/engine/engine.h"
-#include "state/description/described_model.h"
 
 namespace fsdp::train {
 namespace {
@@ -196,59 +194,24 @@ NamedNumbers PreferenceObjective::take_metrics() {
   return numbers;
 }
 
-namespace {
-
-/// Reads and shards a model that is not trained. Collective.
-std::shared_ptr<const ShardedModel> frozen_model(const config::Config& config, const comm::Mesh& mesh,
-                                                 const std::string& weights, const char* role) {
-  config::Config frozen = config;
-  frozen.lora = {};
-  frozen.checkpoint.init_from.clear();
-  frozen.activation_checkpointing = {};
-  frozen.model.init_from = weights;
-  if (mesh.world()->rank() == 0) util::log_info(concat(role, ": a second model, of the weights ", weights));
-  return std::make_shared<ShardedModel>(build_sharded_model(frozen, mesh, /*trace=*/nullptr));
-}
-
-}  // namespace
-
-std::shared_ptr<const ShardedModel> teacher_model(const config::Config& config, const comm::Mesh& mesh) {
-  const std::string& weights = config.distillation.teacher_model;
-  config::Config with_sizes = config;
-  with_sizes.training.float8 = config::Float8Recipe::kNone;
-  comm::agree(*mesh.world(), "the teacher", [&] {
-    const auto described = checkpoint::described_model(weights);
-    if (described) {
-      with_sizes.model = config::model_of(*described);
-      with_sizes.model.matmul = config.model.matmul;
-      with_sizes.model.fused_kernels = config.model.fused_kernels;
-    }
-    if (with_sizes.model.vocab_size == config.model.vocab_size) return;
-    fail(ErrorKind::kUsage,
-         "distillation.teacher_model must have the vocabulary of the model, whose model.vocab_size is ",
-         config.model.vocab_size, ", but ", weights, " has ", with_sizes.model.vocab_size,
-         " tokens; choose a teacher of the same tokenizer, or pad the smaller vocabulary by fsdp-ckpt");
-  });
-  return frozen_model(with_sizes, mesh, weights, "teacher");
-}
-
-std::shared_ptr<Objective> make_objective(const config::Config& config, const comm::Mesh& mesh) {
-  const nn::Objective& objective = nn::objectives().get(config.training.objective, "training.objective");
-  if (objective.has_teacher) {
-    const bool is_stored = config.distillation.teacher == nn::TeacherSource::kStored;
-    return std::make_shared<DistillationObjective>(config.distillation,
-                                                   is_stored ? nullptr : teacher_model(config, mesh));
+std::shared_ptr<const ShardedModel> build_second_model(const config::SecondModel& second, const comm::Mesh& mesh,
+                                                       shard::ParameterSource* weights) {
+  if (mesh.world()->rank() == 0) {
+    util::log_info(concat(second.role, ": a second model, of the weights ", second.config.model.init_from));
   }
+  return std::make_shared<ShardedModel>(
+      build_sharded_model(second.config, mesh, /*trace=*/nullptr, {.weights = weights, .frozen = true}));
+}
+
+std::shared_ptr<Objective> make_objective(const config::Config& config, const comm::Mesh& mesh,
+                                          shard::ParameterSource* weights) {
+  const nn::Objective& objective = nn::objectives().get(config.training.objective, "training.objective");
+  std::optional<config::SecondModel> second;
+  comm::agree(*mesh.world(), "second model", [&] { second = config::second_model(config); });
+  const auto frozen = second ? build_second_model(*second, mesh, weights) : nullptr;
+  if (objective.has_teacher) return std::make_shared<DistillationObjective>(config.distillation, frozen);
   if (objective.rows == nn::ObjectiveRows::kTexts) return std::make_shared<LanguageObjective>();
-  const auto source = config.preference.reference.value();
-  const bool has_model =
-      objective.has_reference && (source == nn::ReferenceSource::kModel ||
-                                  (source == nn::ReferenceSource::kAuto && !config.lora.is_on()));
-  const std::string& weights = config.preference.reference_model;
-  return std::make_shared<PreferenceObjective>(
-      config, mesh,
-      has_model ? frozen_model(config, mesh, weights.empty() ? config.model.init_from : weights, "reference")
-                : nullptr);
+  return std::make_shared<PreferenceObjective>(config, mesh, frozen);
 }
 
 }  // namespace fsdp::train

@@ -18,6 +18,11 @@
 #include "model/nn/stage.h"
 #include "run/train/step_batches.h"
 #include "setup/config/config.h"
+#include "setup/config/second_model.h"
+
+namespace fsdp::shard {
+class ParameterSource;
+}
 
 namespace fsdp::train {
 
@@ -115,12 +120,12 @@ class PreferenceObjective final : public Objective {
   at::Tensor cross_entropy_;                   ///< of the forward under way: sum over preferred targets
 };
 
-/// Returns the teacher of distillation.teacher_model, sharded, with its own architecture. Collective. Throws
-/// comm::AgreedError(kUsage) for another vocabulary.
-std::shared_ptr<const ShardedModel> teacher_model(const config::Config& config, const comm::Mesh& mesh);
+/// Reads and shards a second model. weights: those in place of the config's, or null. Collective.
+std::shared_ptr<const ShardedModel> build_second_model(const config::SecondModel& second, const comm::Mesh& mesh,
+                                                       shard::ParameterSource* weights = nullptr);
 
-/// Makes the objective of training.objective, with its reference model, which is read and sharded here.
-/// Collective.
-std::shared_ptr<Objective> make_objective(const config::Config& config, const comm::Mesh& mesh);
+/// Makes the objective of training.objective, with its second model. weights: as above. Collective.
+std::shared_ptr<Objective> make_objective(const config::Config& config, const comm::Mesh& mesh,
+                                          shard::ParameterSource* weights = nullptr);
 
 }  // namespace fsdp::train

@@ -141,8 +141,9 @@ std::vector<std::filesystem::path> write_reference_log_probs(
   config.training.gradient_accumulation_steps = 1;
   config.data.preference.stored_reference = false;
   config.preference.reference = nn::ReferenceSource::kModel;
-  if (!config.preference.reference_model.empty()) config.model.init_from = config.preference.reference_model;
+  config.distillation.teacher = nn::TeacherSource::kModel;
   const nn::Objective& objective = nn::objectives().get(config.training.objective, "training.objective");
+  std::optional<config::SecondModel> second;
   comm::agree(*communicator, "set-up", [&] {
     if (!objective.has_reference && !objective.has_teacher) {
       fail(ErrorKind::kUsage,
@@ -156,6 +157,7 @@ std::vector<std::filesystem::path> write_reference_log_probs(
            "tokens of that model are stored, but are \"", config.distillation.teacher_model, "\" and ",
            config.distillation.top_k, "; set both");
     }
+    second = config::second_model(config);
     const comm::MeshShape shape = config::check_world(config, communicator->world_size());
     if (objective.has_teacher && shape.context > 1) {
       fail(ErrorKind::kUsage,
@@ -164,10 +166,7 @@ std::vector<std::filesystem::path> write_reference_log_probs(
     }
   });
   const comm::Mesh mesh(config.mesh, communicator);
-  const std::shared_ptr<const ShardedModel> sharded =
-      objective.has_teacher
-          ? teacher_model(config, mesh)
-          : std::make_shared<ShardedModel>(build_sharded_model(config, mesh, /*trace=*/nullptr));
+  const std::shared_ptr<const ShardedModel> sharded = build_second_model(*second, mesh);
   const data::TeacherOptions teacher{.top_k = config.distillation.top_k,
                                      .temperature = config.distillation.temperature};
   std::vector<std::filesystem::path> files;
@@ -190,7 +189,7 @@ std::vector<std::filesystem::path> write_reference_log_probs(
       data::write_stored_reference(
           token_files,
           data::stored_reference_key(token_files, config.data.preference, config.data.sequence_length),
-          config.model.init_from, numbers);
+          second->config.model.init_from, numbers);
     });
   }
   return files;

@@ -266,6 +266,8 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
         *parts.model, config.model, {.sequence_parallel = config.mesh.sequence_parallel}, mesh.model());
     if (config.lora.is_on()) parts.adapted = nn::add_lora(*parts.model, config.lora);
     parts.float8 = apply_float8(config, *parts.model, communicator->device());
+    if (!known.frozen) return;
+    for (at::Tensor& parameter : parts.model->parameters()) parameter.set_requires_grad(false);
   });
   util::start_phase("first weights");
   std::unique_ptr<shard::ParameterSource> of_config;
@@ -290,6 +292,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
     parts.engine = config.fsdp.front == config::Front::kSpmd
                        ? shard_by_spmd(*parts.model, options, mesh, std::move(trace), materialize)
                        : shard::fully_shard(*parts.model, options, mesh, std::move(trace), materialize);
+    if (known.frozen) return;
     // Otherwise each buffer of the first step would be a separate allocation.
     util::start_phase("buffers");
     comm::CommonMemory* common = parts.engine->groups().shard->common_memory();
@@ -393,7 +396,7 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
   });
   if (config::scales_loss(config)) parts.scaler.emplace(config.loss_scaler);
   if (config.training.may_skip_updates()) parts.guard.emplace(config.training);
-  parts.objective = make_objective(config, mesh);
+  parts.objective = make_objective(config, mesh, known.weights);
   return parts;
 }
 

@@ -13,6 +13,7 @@
 #include "model/nn/lora.h"
 #include "setup/config/checks.h"
 #include "setup/config/global_batch.h"
+#include "setup/config/second_model.h"
 #include "shard/engine/wrap_policy.h"
 #include "shard/units/root_unit.h"
 #include "tools/plan/logits.h"
@@ -185,7 +186,9 @@ double Plan::tokens_per_second() const {
   return time.step() > 0 ? static_cast<double>(tokens_per_step()) / time.step() : 0;
 }
 
-int64_t Plan::memory_limit() const { return static_cast<int64_t>(machines.memory_gib * kBytesOfGib); }
+int64_t Plan::memory_limit() const {
+  return static_cast<int64_t>(machines.memory_gib * kBytesOfGib) - memory.frozen;
+}
 
 int planned_world_size(const config::Config& config, const PlanOptions& options) {
   check_machines(options);
@@ -227,6 +230,21 @@ Units planned_units(const config::Config& config, const comm::MeshShape& mesh) {
   return units;
 }
 
+namespace {
+
+/// Returns the bytes of the second model's shards, and of what its units gather from.
+int64_t frozen_bytes(const config::Config& config, const comm::MeshShape& mesh) {
+  const auto second = config::second_model(config);
+  if (!second) return 0;
+  int64_t bytes = 0;
+  for (const shard::UnitSizes& unit : planned_units(second->config, mesh)) {
+    bytes += unit.shard_bytes() + unit.source_bytes();
+  }
+  return bytes;
+}
+
+}  // namespace
+
 Plan make_plan(const config::Config& given, const PlanOptions& options) {
   Plan plan;
   plan.config = given;
@@ -241,6 +259,7 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
     plan.recomputation = choose_recomputation(plan.config, options.speed());
     plan.config.activation_checkpointing = plan.recomputation.options;
   }
+  const int64_t frozen = plan.memory.frozen = frozen_bytes(plan.config, plan.mesh);
   config::Config of_any_batch = plan.config;
   plan.config.model.logits_mib = choose_logits_mib(plan.config, plan.mesh, plan.memory_limit());
   const config::Config& config = plan.config;
@@ -259,6 +278,7 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
   plan.layer_traffic = layer_traffic(config, plan.mesh);
   const RecordedPass pass = record_pass(config);
   plan.memory = plan_memory(config, plan.units, pass);
+  plan.memory.frozen = frozen;
   plan.time = plan_time(config, plan.units, options.speed(), pass);
   plan.flops =
       flops_a_token(config.model, config.data.sequence_length, config.activation_checkpointing, config.lora);
@@ -266,6 +286,11 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
   const std::string blocks = shard::blocks_in_root(plan.units).text(config.fsdp.min_num_params);
   if (!blocks.empty()) plan.warnings.push_back(blocks);
   if (const std::string kept = kept_frozen_units(plan, pass); !kept.empty()) plan.warnings.push_back(kept);
+  if (frozen > 0) {
+    plan.warnings.emplace_back(
+        "the time does not include the forward of the second model, which is about a third of a step if it is as "
+        "large as the trained one");
+  }
   if (!plan.fits()) plan.advice = advise(plan, given);
   return plan;
 }

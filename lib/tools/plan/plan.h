@@ -78,7 +78,7 @@ struct Plan {
     return static_cast<double>(tokens_per_step()) * flops.recomputed() / ranks();
   }
   double ranks() const { return static_cast<double>(machines.world_size); }
-  int64_t memory_limit() const;
+  int64_t memory_limit() const;  ///< what a second model leaves
   bool fits() const { return memory.device_peak <= memory_limit(); }
 };
 

@@ -151,18 +151,19 @@ std::string memory_table(const Plan& plan) {
                        decimal_bytes(plan.step.separate_buffers_bytes))
                     .c_str());
   }
+  if (memory.frozen > 0) text += row("second model", memory.frozen, "shards, which are not trained");
   text += row("saved activations", memory.saved_activations, "when backward begins");
   if (plan.recomputation.options.chosen) text += recomputation_rows(plan);
-  text += row("peak", memory.peak, "of the sum");
-  text += row("resident, trained on the CPUs of one host", memory.resident, "and about 120 MiB of libraries");
+  text += row("peak", memory.peak + memory.frozen, "of the sum");
+  text += row("resident, trained on the CPUs of one host", memory.resident + memory.frozen, "and about 120 MiB of libraries");
   if (memory.pinned > 0) text += row("pinned, where the device is a GPU", memory.pinned, host);
-  if (offload || memory.states_on_host > 0) text += row("peak of the device", memory.device_peak, "");
+  if (offload || memory.states_on_host > 0) text += row("peak of the device", memory.device_peak + memory.frozen, "");
   if (const NcclMemory nccl = nccl_memory(plan.config, plan.mesh, plan.units); nccl.communicators > 0) {
     text +=
         row("in addition, NCCL's communicators", nccl.bytes,
             concat("about: ", nccl.communicators, nccl.communicators == 1 ? " group" : " groups").c_str());
   }
-  text += row("memory of the device", plan.memory_limit(), plan.fits() ? "it fits" : "IT DOES NOT FIT");
+  text += row("memory of the device", plan.memory_limit() + memory.frozen, plan.fits() ? "it fits" : "IT DOES NOT FIT");
   text += concat("  largest data.micro_batch_size that fits    ",
                  plan.largest_micro_batch > 0 ? std::to_string(plan.largest_micro_batch) : "none", "\n");
   return text;
@@ -281,7 +282,8 @@ std::string assumed_rates(const Plan& plan) {
 }
 
 std::string summary(const Plan& plan) {
-  const std::string limit = human_bytes(plan.memory_limit()), peak = human_bytes(plan.memory.device_peak);
+  const std::string limit = human_bytes(plan.memory_limit() + plan.memory.frozen),
+                    peak = human_bytes(plan.memory.device_peak + plan.memory.frozen);
   std::string text = assumed_rates(plan);
   if (plan.fits()) {
     text +=
@@ -440,18 +442,19 @@ std::string plan_json(const Plan& plan) {
         {"states_on_host_bytes", memory.states_on_host},
         {"gradient_bytes", memory.gradients},
         {"unsharded_bytes", memory.buffers},
+        {"second_model_bytes", memory.frozen},
         {"separate_buffers_bytes", plan.step.separate_buffers_bytes},
         {"separate_forward_bytes", plan.step.separate_forward_bytes},
         {"saved_activation_bytes", memory.saved_activations},
         {"activations_on_host_bytes", memory.activations_on_host},
         {"recomputation", json_of(plan.recomputation)},
-        {"peak_bytes", memory.peak},
-        {"resident_bytes", memory.resident},
-        {"device_peak_bytes", memory.device_peak},
+        {"peak_bytes", memory.peak + memory.frozen},
+        {"resident_bytes", memory.resident + memory.frozen},
+        {"device_peak_bytes", memory.device_peak + memory.frozen},
         {"pinned_bytes", memory.pinned},
         {"nccl_bytes", nccl.bytes},
         {"nccl_communicators", nccl.communicators},
-        {"device_limit_bytes", plan.memory_limit()},
+        {"device_limit_bytes", plan.memory_limit() + memory.frozen},
         {"fits", plan.fits()},
         {"largest_micro_batch", plan.largest_micro_batch}}},
       {"communication", json_of(plan.step.traffic)},
