@@ -207,8 +207,8 @@ def main():
     if rank == 0:
         median = sorted(clock.seconds)[len(clock.seconds) // 2] if clock.seconds else 0
         print(json.dumps(dict(
-            engine="trl+fsdp2" if world > 1 else "trl", reference="precomputed" if a.precompute else "model", params=num_parameters,
-            world=world, step_mean_s=round(sum(clock.seconds) / max(len(clock.seconds), 1), 6), step_median_s=round(median, 6),
+            engine="trl+fsdp2" if world > 1 else "trl", reference="precomputed" if a.precompute else "model",
+            params=num_parameters, world=world, step_mean_s=round(sum(clock.seconds) / max(len(clock.seconds), 1), 6), step_median_s=round(median, 6),
             step_min_s=round(min(clock.seconds, default=0), 6),
             step_cpu_s=round(sum(clock.cpu_s) / max(len(clock.cpu_s), 1), 6),
             tokens_per_s=round(2 * a.batch * a.seq * world / median, 1) if median else 0,
