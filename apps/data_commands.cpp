@@ -112,6 +112,12 @@ void print_conversation_lengths(const data::DocumentLengths& lengths) {
                      std::max<int64_t>(lengths.longest() - 1, 1), " keep each in one row\n"));
 }
 
+/// The same of preferences, whose rows have two documents.
+void print_preference_lengths(const data::DocumentLengths& lengths) {
+  print(util::concat(lengths.text("documents"), "\ndata.sequence_length = ",
+                     std::max<int64_t>(2 * (lengths.longest() - 1), 1), " keeps any two in one row\n"));
+}
+
 struct ChatArguments {
   bool chat = false, preference = false, adds_tokens = false;
   data::ChatOptions options;
@@ -278,7 +284,7 @@ void add_tokenize(CLI::App& app, Command& run) {
                             report.documents_per_row, report.validation_last_turn_tokens,
                             report.validation_assistant_tokens - report.validation_last_turn_tokens);
         }
-        print_conversation_lengths(report.lengths);
+        print_preference_lengths(report.lengths);
         return;
       }
       if (arguments->chat.chat) {

@@ -66,21 +66,24 @@ at::Tensor loss_of_output(const at::Tensor& output, const at::Tensor& targets, c
 }
 
 at::Tensor log_probs_of_targets(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
-                                const LossOptions& options, bool without_adapters) {
+                                const LossOptions& options, bool without_adapters,
+                                std::shared_ptr<ExpertBalance>* balance) {
   StageContext context = loss_context(targets, options);
   context.targets = targets;
   context.wants_log_probs = true;
   context.without_adapters = without_adapters;
-  context.balance = nullptr;
+  balance != nullptr ? void(*balance = context.balance) : void(context.balance = nullptr);
   const at::Tensor output = model.forward(ids, context);
   return output.dim() == 3 ? log_probs_of(output, targets) : output;  // 3: scores of a plug-in's model
 }
 
 at::Tensor losses_of_lesson(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
-                            const LossOptions& options, std::shared_ptr<const Lesson> lesson) {
+                            const LossOptions& options, std::shared_ptr<const Lesson> lesson,
+                            std::shared_ptr<ExpertBalance>* balance) {
   StageContext context = loss_context(targets, options);
   context.targets = targets;
   context.lesson = lesson;
+  balance != nullptr ? void(*balance = context.balance) : void(context.balance = nullptr);
   const at::Tensor output = model.forward(ids, context);
   if (output.dim() != 3) return output;
   return kernels::divergence_of_logits(output.flatten(0, 1), targets.flatten(), lesson->teacher,

@@ -42,12 +42,15 @@ at::Tensor loss_of_output(const at::Tensor& output, const at::Tensor& targets, c
                           const StageContext& context);
 /// Returns the log-probabilities of the targets, [B, T] fp32, 0 where a target is ignored; with a cut, of
 /// this rank's part. Only the rows of `options` matter. without_adapters: StageContext::without_adapters.
+/// balance: receives what balances experts, to be added to the loss; null where the model has none.
 at::Tensor log_probs_of_targets(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
-                                const LossOptions& options, bool without_adapters = false);
+                                const LossOptions& options, bool without_adapters = false,
+                                std::shared_ptr<ExpertBalance>* balance = nullptr);
 /// Returns the loss of each token of a lesson, [B, T] fp32, 0 where a target is ignored. Only the rows of
 /// `options` matter.
 at::Tensor losses_of_lesson(Stage& model, const at::Tensor& ids, const at::Tensor& targets,
-                            const LossOptions& options, std::shared_ptr<const Lesson> lesson);
+                            const LossOptions& options, std::shared_ptr<const Lesson> lesson,
+                            std::shared_ptr<ExpertBalance>* balance = nullptr);
 /// Returns a teacher's distributions for ids [B, T]: its scores, or with `count` above 0 its likeliest
 /// tokens.
 kernels::TeacherRows teacher_rows(Stage& teacher, const at::Tensor& ids, const LossOptions& options,

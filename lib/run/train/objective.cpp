@@ -51,9 +51,12 @@ at::Tensor DistillationObjective::loss(nn::Stage& model, const MicroBatch& micro
     lesson->teacher = {.ids = batch.teacher_ids.flatten(0, 1),
                        .log_probs = batch.teacher_log_probs.flatten(0, 1)};
   }
-  const at::Tensor losses = nn::losses_of_lesson(model, batch.inputs, batch.targets, how, std::move(lesson));
+  std::shared_ptr<nn::ExpertBalance> balance;
+  const at::Tensor losses =
+      nn::losses_of_lesson(model, batch.inputs, batch.targets, how, std::move(lesson), &balance);
   const auto counted = static_cast<double>(std::max<int64_t>(batch.counted, 1));
-  return losses.sum(at::kDouble) / (counted * micro_batch.divisor);
+  const at::Tensor mean = losses.sum(at::kDouble) / counted;
+  return (balance ? balance->added_to(mean) : mean) / micro_batch.divisor;
 }
 
 PreferenceObjective::PreferenceObjective(const config::Config& config, comm::Mesh mesh,
@@ -77,7 +80,8 @@ at::Tensor PreferenceObjective::scores(nn::Stage& model, const data::Batch& batc
                                        const nn::LossOptions& given, bool is_reference) {
   nn::LossOptions how = with_batch(given, batch);
   if (!at::GradMode::is_enabled()) how.dropout.reset();
-  const at::Tensor log_probs = nn::log_probs_of_targets(model, batch.inputs, batch.targets, how, is_reference)
+  const at::Tensor log_probs = nn::log_probs_of_targets(model, batch.inputs, batch.targets, how, is_reference,
+                                                        at::GradMode::is_enabled() ? &balance_ : nullptr)
                                    .to(at::kDouble)
                                    .flatten();
   const data::ScoredCompletions& scored = *batch.scored;
@@ -117,7 +121,9 @@ at::Tensor PreferenceObjective::loss(nn::Stage& model, const MicroBatch& micro_b
                                      const nn::LossOptions& how) {
   const LossSums of = sums(model, micro_batch.batch, how);
   const auto samples = static_cast<double>(std::max<int64_t>(micro_batch.batch.counted, 1));
-  const at::Tensor loss = of.of_samples / (samples * micro_batch.divisor);
+  const at::Tensor mean = of.of_samples / samples;
+  const auto balance = std::exchange(balance_, nullptr);
+  const at::Tensor loss = (balance ? balance->added_to(mean) : mean) / micro_batch.divisor;
   return of.of_targets.defined() ? loss + of.of_targets / micro_batch.targets_divisor : loss;
 }
 

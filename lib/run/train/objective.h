@@ -118,6 +118,7 @@ class PreferenceObjective final : public Objective {
   std::shared_ptr<const ShardedModel> reference_;
   std::map<std::string, at::Tensor> metrics_;  ///< [2] double: the sum and its count, on the device
   at::Tensor cross_entropy_;                   ///< of the forward under way: sum over preferred targets
+  std::shared_ptr<nn::ExpertBalance> balance_;  ///< of the same forward; null: no loss balances experts
 };
 
 /// Reads and shards a second model. weights: those in place of the config's, or null. Collective.

@@ -187,6 +187,27 @@ std::string for_optimizer(const config::Config& config, const shard::Engine& eng
   return bytes == 0 ? "" : concat(", ", human_bytes(bytes), " for the optimizer");
 }
 
+/// Returns the line of an objective other than training.loss alone.
+std::string objective_line(const config::Config& config) {
+  const nn::Objective& objective = nn::objectives().get(config.training.objective, "training.objective");
+  if (objective.has_teacher) {
+    const nn::DistillationOptions& options = config.distillation;
+    const bool is_stored = options.teacher == nn::TeacherSource::kStored;
+    return concat("objective  ", config.training.objective, ": beta ", options.beta, ", temperature ",
+                  options.temperature, ", alpha ", options.alpha, ", ",
+                  options.top_k > 0 ? concat("the ", options.top_k, " likeliest tokens") : "all tokens", " of ",
+                  is_stored ? "stored files" : options.teacher_model, "\n");
+  }
+  if (objective.rows == nn::ObjectiveRows::kTexts) return "";
+  using enum nn::ReferenceSource;
+  const auto source = config.preference.reference.value();
+  const char* reference = source == kStored                                            ? "stored files"
+                          : source == kBase || (source == kAuto && config.lora.is_on()) ? "the model without adapters"
+                                                                                       : "a second model";
+  return concat("objective  ", config.training.objective, ": beta ", config.preference.beta,
+                objective.has_reference ? concat(", compared with ", reference) : "", "\n");
+}
+
 }  // namespace
 
 std::string banner(const config::Config& config, const ShardedModel& parts, const data::TrainLoader& loader,
@@ -233,6 +254,7 @@ std::string banner(const config::Config& config, const ShardedModel& parts, cons
     text += concat("loss       cross-entropy with label smoothing ", config.training.label_smoothing,
                    " and z-loss ", config.training.z_loss, "; validation uses neither\n");
   }
+  text += objective_line(config);
   if (const double weight = nn::aux_loss_coef(config.model); weight > 0) {
     text += concat("experts    ", config.model.num_experts_per_tok, " of ", config.model.num_experts,
                    " for each token; the loss that balances them counts ", weight, ", in training alone\n");
