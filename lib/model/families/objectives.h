@@ -21,7 +21,7 @@ namespace fsdp::nn {
 
 /// The source of the reference's log-probabilities.
 enum class ReferenceSource {
-  kAuto,    ///< kBase with adapters, otherwise kModel
+  kAuto,    ///< kBase with adapters and without reference_model, otherwise kModel
   kBase,    ///< the model without its adapters
   kModel,   ///< a second model, frozen and sharded as the first
   kStored,  ///< files beside the data (data/tokens/stored_reference.h)

@@ -200,10 +200,10 @@ std::string objective_line(const config::Config& config) {
   }
   if (objective.rows == nn::ObjectiveRows::kTexts) return "";
   using enum nn::ReferenceSource;
-  const auto source = config.preference.reference.value();
-  const char* reference = source == kStored                                            ? "stored files"
-                          : source == kBase || (source == kAuto && config.lora.is_on()) ? "the model without adapters"
-                                                                                       : "a second model";
+  const auto source = config::reference_source(config);
+  const char* reference = source == kStored ? "stored files"
+                          : source == kBase ? "the model without adapters"
+                                            : "a second model";
   return concat("objective  ", config.training.objective, ": beta ", config.preference.beta,
                 objective.has_reference ? concat(", compared with ", reference) : "", "\n");
 }

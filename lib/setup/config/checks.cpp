@@ -411,15 +411,17 @@ void check_preferences(const Config& config, Conflicts& conflicts) {
       config.preference.reference != nn::ReferenceSource::kBase || has_adapters,
       {"preference.reference", "lora.rank"},
       "must be \"model\" or \"stored\" without adapters, but is \"base\"; set lora.rank, or choose another");
+  const nn::ReferenceSource source = reference_source(config);
+  const bool is_chosen = config.preference.reference != nn::ReferenceSource::kAuto;
   conflicts.unless(
-      config.preference.reference != nn::ReferenceSource::kBase || config.lora.init_from.empty(),
+      is_chosen || source != nn::ReferenceSource::kBase || config.lora.init_from.empty(),
       {"preference.reference", "lora.init_from"},
-      "must be \"model\" or \"stored\" with lora.init_from, because the base alone is not the model that "
-      "training starts from, but is \"base\"; choose another");
-  const bool needs_model = config.preference.reference == nn::ReferenceSource::kModel ||
-                           (config.preference.reference == nn::ReferenceSource::kAuto && !has_adapters);
+      "must be given with lora.init_from, because the base without these adapters is not the model that "
+      "training starts from, but is \"auto\"; set \"base\" for the base, or \"model\" and "
+      "preference.reference_model, weights into which the adapters are merged");
   conflicts.unless(
-      !needs_model || !config.preference.reference_model.empty() || !config.model.init_from.empty(),
+      source != nn::ReferenceSource::kModel || !config.preference.reference_model.empty() ||
+          !config.model.init_from.empty(),
       {"preference.reference_model", "model.init_from"},
       "must name the weights of the reference, because model.init_from is empty; set one of the two, or "
       "an objective without a reference: orpo, simpo or cpo");
@@ -514,6 +516,12 @@ data::PreferenceOptions rows_of_preferences(const Config& config) {
           .stored_reference =
               objective->has_reference && config.preference.reference == nn::ReferenceSource::kStored,
           .exchanged_rows = config.preference.exchanged_rows};
+}
+
+nn::ReferenceSource reference_source(const Config& config) {
+  if (config.preference.reference != nn::ReferenceSource::kAuto) return config.preference.reference.value();
+  const bool has_base = config.lora.is_on() && config.preference.reference_model.empty();
+  return has_base ? nn::ReferenceSource::kBase : nn::ReferenceSource::kModel;
 }
 
 std::vector<Conflict> find_conflicts(const Config& config) {

@@ -27,6 +27,9 @@ data::PreferenceOptions rows_of_preferences(const Config& config);
 /// Returns what is stored of a teacher for training.objective.
 data::TeacherOptions stored_teacher_of(const Config& config);
 
+/// Returns preference.reference, or the source that "auto" stands for.
+nn::ReferenceSource reference_source(const Config& config);
+
 /// The mesh of a run. Throws util::Error(kUsage) with the arithmetic unless the product of [mesh] is the
 /// world size, where -1, at most once, is the quotient (comm::resolve_mesh()), and unless sequences divide
 /// into the chunks of mesh.context.

@@ -2,6 +2,7 @@
 
 #include "base/util/error.h"
 #include "model/families/objectives.h"
+#include "setup/config/checks.h"
 #include "setup/config/model_description.h"
 
 namespace fsdp::config {
@@ -46,10 +47,7 @@ std::optional<SecondModel> second_model(const Config& config) {
     return SecondModel{teacher(config), "teacher"};
   }
   if (!objective.has_reference) return std::nullopt;
-  const auto source = config.preference.reference.value();
-  const bool is_model = source == nn::ReferenceSource::kModel ||
-                        (source == nn::ReferenceSource::kAuto && !config.lora.is_on());
-  if (!is_model) return std::nullopt;
+  if (reference_source(config) != nn::ReferenceSource::kModel) return std::nullopt;
   const std::string& named = config.preference.reference_model;
   return SecondModel{frozen(config, named.empty() ? config.model.init_from : named), "reference"};
 }

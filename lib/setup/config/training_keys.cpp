@@ -184,7 +184,7 @@ std::vector<Key> training_keys() {
       {KEY(preference, reference),
        "what answers are compared with; base: the model without its adapters; model: a second one, frozen and "
        "sharded; stored: files that fsdp-train reference-log-probs has written beside the data; auto: base with "
-       "lora.rank, else model",
+       "lora.rank and without reference_model, else model",
        {},
        has_reference()},
       {KEY(preference, reference_model),

@@ -410,5 +410,116 @@ TEST(Conflicts, ResultsOfAnyNumberOfRanksExcludeWhatDependsOnIt) {
   refused("mesh.model", [](Config& c) { c.mesh.model = 2; });
 }
 
+/// The errors of a config with this objective, whose reference has weights.
+std::string objective_error(const std::string& objective, std::vector<std::string> overrides) {
+  overrides.push_back("training.objective=" + objective);
+  if (objective == "dpo" || objective == "exo_pair" || objective == "kto") {
+    overrides.emplace_back("model.init_from=w");
+    overrides.emplace_back("model.hidden_size=256");
+  }
+  return error_of(kTrain, overrides);
+}
+
+TEST(PreferenceConflicts, WhatObjectivesOfPreferencesDoNotReadIsRefused) {
+  const auto refused = [](const std::string& setting, const std::string& message) {
+    expect_in(objective_error("simpo", {setting}),
+              message + " with training.objective = \"simpo\"; leave one of the two out");
+  };
+  refused("data.documents=mask",
+          "data.documents has no effect, because answers are read document by document,");
+  refused("data.train_on=assistant", "data.train_on has no effect, because answers alone are scored,");
+  refused("training.cuda_graphs=true", "training.cuda_graphs needs batches of one shape, and cannot be on");
+  refused("fsdp.front=spmd", "fsdp.front must be \"fully_shard\"");
+  refused("training.reproducible=world_size",
+          "training.reproducible must be \"run\", because answers have no fixed place in sums by sample,");
+  expect_in(objective_error("simpo", {"data.validation=[\"v\"]", "evaluation.accuracy=true"}),
+            "evaluation.accuracy counts tokens of texts, and cannot be on with training.objective");
+}
+
+TEST(PreferenceConflicts, ExoNeedsLabelSmoothing) {
+  expect_in(objective_error("exo_pair", {}),
+            "preference.label_smoothing must be above 0 with training.objective = \"exo_pair\", but is 0");
+}
+
+TEST(PreferenceConflicts, AReferenceHasWeights) {
+  expect_in(error_of(kTrain, {"training.objective=dpo"}),
+            "preference.reference_model must name the weights of the reference, because model.init_from is "
+            "empty; set one of the two, or an objective without a reference: orpo, simpo or cpo");
+  for (const char* setting : {"preference.reference_model=w", "preference.reference=stored", "lora.rank=4"}) {
+    EXPECT_NO_THROW(parse_config(kTrain, "c.toml", {"training.objective=dpo", setting})) << setting;
+  }
+  for (const char* objective : {"orpo", "simpo", "cpo"}) {
+    EXPECT_NO_THROW(parse_config(kTrain, "c.toml", {std::string("training.objective=") + objective}));
+  }
+}
+
+TEST(PreferenceConflicts, ABaseIsAModelWithoutItsAdapters) {
+  expect_in(objective_error("dpo", {"preference.reference=base"}),
+            "preference.reference must be \"model\" or \"stored\" without adapters, but is \"base\"");
+  // Adapters from a file are a part of the model that training starts from.
+  const std::vector<std::string> adapters = {"lora.rank=4", "lora.init_from=adapter"};
+  expect_in(objective_error("dpo", adapters), "preference.reference must be given with lora.init_from");
+  for (const char* setting :
+       {"preference.reference=base", "preference.reference_model=merged", "preference.reference=stored"}) {
+    std::vector<std::string> settings = adapters;
+    settings.insert(settings.end(),
+                    {"training.objective=dpo", "model.init_from=w", "model.hidden_size=256", setting});
+    EXPECT_NO_THROW(parse_config(kTrain, "c.toml", settings)) << setting;
+  }
+}
+
+TEST(PreferenceConflicts, TheReferenceFollowsFromWhatIsGiven) {
+  using enum nn::ReferenceSource;
+  const auto source = [](std::vector<std::string> overrides) {
+    overrides.insert(overrides.end(),
+                     {"training.objective=dpo", "model.init_from=w", "model.hidden_size=256"});
+    return reference_source(parse_config(kTrain, "c.toml", overrides));
+  };
+  EXPECT_EQ(source({}), kModel);
+  EXPECT_EQ(source({"lora.rank=4"}), kBase);
+  EXPECT_EQ(source({"lora.rank=4", "preference.reference_model=v"}), kModel) << "what is given is used";
+  EXPECT_EQ(source({"lora.rank=4", "preference.reference=model"}), kModel);
+  EXPECT_EQ(source({"preference.reference=stored"}), kStored);
+}
+
+TEST(PreferenceConflicts, TheBestMetricIsOneOfTheObjective) {
+  const std::vector<std::string> validates = {"data.validation=[\"v\"]", "evaluation.interval_steps=5",
+                                              "evaluation.patience=2"};
+  const auto with = [&](const std::string& metric, const std::string& objective) {
+    std::vector<std::string> settings = validates;
+    settings.insert(settings.end(), {"evaluation.best_metric=" + metric, "training.objective=" + objective,
+                                     "model.init_from=w", "model.hidden_size=256"});
+    return settings;
+  };
+  const auto refused = [&](const std::string& metric, const std::string& objective) {
+    expect_in(error_of(kTrain, with(metric, objective)),
+              concat("evaluation.best_metric must be a metric that validations with training.objective = \"",
+                     objective, "\" report, but is ", metric, "; validation_loss is one"));
+  };
+  refused("validation_rewards/accuracies", "language_model");
+  refused("validation_rewards/margins", "kto");
+  refused("validation_perplexity", "dpo");
+  refused("validation_bits_per_byte", "simpo");
+  for (const char* metric :
+       {"validation_rewards/accuracies", "validation_rewards/margins", "validation_loss"}) {
+    EXPECT_NO_THROW(parse_config(kTrain, "c.toml", with(metric, "dpo"))) << metric;
+  }
+}
+
+TEST(PreferenceRowsOf, FollowFromTheObjective) {
+  const auto rows = [](const std::vector<std::string>& overrides) {
+    return parse_config(kTrain, "c.toml", overrides).data.preference;
+  };
+  EXPECT_FALSE(rows({}).is_on());
+  EXPECT_EQ(rows({"training.objective=cpo"}).rows, data::PreferenceRows::kPairs);
+  EXPECT_FALSE(rows({"training.objective=cpo"}).prompts_count);
+  EXPECT_TRUE(rows({"training.objective=orpo"}).prompts_count) << "its cross entropy has prompts";
+  const auto kto =
+      rows({"training.objective=kto", "preference.reference=stored", "preference.exchanged_rows=4"});
+  EXPECT_EQ(kto.rows, data::PreferenceRows::kSingle);
+  EXPECT_TRUE(kto.stored_reference);
+  EXPECT_EQ(kto.exchanged_rows, 4);
+}
+
 }  // namespace
 }  // namespace fsdp::config
