@@ -21,6 +21,7 @@
 #include "model/families/families.h"
 #include "model/kernels/flash_attention.h"
 #include "model/kernels/matmul.h"
+#include "setup/config/checks.h"
 #include "setup/config/load.h"
 #include "setup/config/print.h"
 #include "shard/engine/engine_sizes.h"

@@ -59,6 +59,13 @@ Settings strategy(const std::string& name, Settings more = {}) {
   more.push_back("fsdp.strategy = \"" + name + "\"");
   return more;
 }
+/// An objective of preferences; those with a reference need its weights.
+Settings with_objective(const std::string& name, Settings more = {}) {
+  more.push_back("training.objective = \"" + name + "\"");
+  return more;
+}
+const Settings kReferenceModel = {"preference.reference_model = \"w\""},
+               kStoredReference = {"preference.reference = \"stored\""};
 
 const std::map<std::string, Row>& rows() {
   static const Settings none;
@@ -168,6 +175,39 @@ const std::map<std::string, Row>& rows() {
         {{"training.slow_rank_factor = 0.0"}, {"training.device = \"cuda\""}}}},
       {"evaluation.interval_steps",
        {"5", {kValidates, {"evaluation.tasks = [\"t.jsonl\"]"}}, {{"data.validation = []"}}}},
+      {"preference.beta",
+       {"0.5",
+        {with_objective("dpo", kReferenceModel), with_objective("orpo"),
+         with_objective("kto", kStoredReference)},
+        {none}}},
+      {"preference.label_smoothing",
+       {"0.1",
+        {with_objective("dpo", kReferenceModel), with_objective("robust", kReferenceModel),
+         with_objective("exo_pair", kReferenceModel), with_objective("simpo"), with_objective("cpo")},
+        {none, with_objective("orpo"), with_objective("hinge", kReferenceModel),
+         with_objective("kto", kStoredReference)}}},
+      {"preference.length_normalised",
+       {"true",
+        {with_objective("dpo", kReferenceModel)},
+        {none, with_objective("simpo"), with_objective("ipo", kReferenceModel)}}},
+      {"preference.simpo_gamma", {"1.0", {with_objective("simpo")}, {none, with_objective("cpo")}}},
+      {"preference.cpo_alpha",
+       {"0.5", {with_objective("cpo")}, {none, with_objective("simpo"), with_objective("orpo")}}},
+      {"preference.desirable_weight",
+       {"1.5", {with_objective("kto", kStoredReference)}, {none, with_objective("cpo")}}},
+      {"preference.undesirable_weight",
+       {"0.7", {with_objective("kto", kStoredReference)}, {none, with_objective("cpo")}}},
+      {"preference.exchanged_rows",
+       {"4", {with_objective("kto", kStoredReference)}, {none, with_objective("cpo")}}},
+      {"preference.reference",
+       {"\"stored\"",
+        {with_objective("dpo"), with_objective("apo_down"), with_objective("kto")},
+        {none, with_objective("simpo"), with_objective("orpo"), with_objective("cpo")}}},
+      {"preference.reference_model",
+       {"\"w\"",
+        {with_objective("dpo"), with_objective("kto", {"preference.reference = \"model\""})},
+        {none, with_objective("simpo"), with_objective("dpo", kStoredReference),
+         with_objective("dpo", {"preference.reference = \"base\"", "lora.rank = 8"})}}},
       {"evaluation.max_samples", {"64", {kValidates}, {{"data.validation = []"}}}},
       {"evaluation.accuracy", {"true", {kValidates}, {{"data.validation = []"}}}},
       {"evaluation.best_metric",
@@ -314,8 +354,9 @@ const std::map<std::string, Row>& rows() {
   return table;
 }
 
-/// The loss of a plug-in is needed to meet neither; tests/setup/plugin has one.
-const std::vector<std::string> kOnlyWithPlugins = {"training.label_smoothing", "training.z_loss"};
+/// These need a loss of a plug-in; tests/setup/plugin has one.
+const std::vector<std::string> kOnlyWithPlugins = {"training.loss", "training.label_smoothing",
+                                                   "training.z_loss"};
 
 const Key& key_of(const std::string& name) {
   const size_t dot = name.find('.');
