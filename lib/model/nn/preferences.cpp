@@ -88,10 +88,9 @@ const std::map<std::string, PairLoss> kPairLosses = {{"dpo", &dpo},           {"
 
 at::Tensor kto(const CompletionScores& scores, const PreferenceOptions& options) {
   const at::Tensor gain = options.beta * (scores.relative() - scores.divergence);
-  const at::Tensor sign = at::where(scores.preferred, 1.0, -1.0).to(gain.scalar_type());
-  const at::Tensor weight = at::where(scores.preferred, options.desirable_weight, options.undesirable_weight)
-                                .to(gain.scalar_type());
-  return weight * at::sigmoid(-sign * gain);
+  const at::Tensor preferred = scores.preferred.to(gain.scalar_type()), other = 1 - preferred;
+  const at::Tensor weight = options.desirable_weight * preferred + options.undesirable_weight * other;
+  return weight * at::sigmoid((other - preferred) * gain);
 }
 
 }  // namespace
