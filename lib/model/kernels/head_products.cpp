@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <span>
 
 #include "base/util/error.h"
 #include "model/kernels/below_autograd.h"
@@ -10,6 +11,7 @@
 #include "model/kernels/fused.h"
 #include "model/kernels/gradient_sink.h"
 #include "model/kernels/meta.h"
+#include "model/kernels/sample_sums.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -89,6 +91,20 @@ void HeadProducts::multiply_parts(const at::Tensor& dweight, const at::Tensor& d
     const at::Tensor columns = part.of(dlogits, 1).t();
     adds ? add_product(rows, columns, x.t(), matmul_) : product_into(rows, columns, x.t(), matmul_);
   }
+}
+
+at::Tensor weight_gradient_by_sample(
+    const at::Tensor& weight, const at::Tensor& x,
+    c10::function_ref<at::Tensor(int64_t first, int64_t count)> dlogits_of) {
+  SampleSums* const samples = SampleSums::current();
+  const int64_t rows = samples->rows_of_sample(x.size(0)), most = cross_entropy_chunk_rows(rows, weight.size(0));
+  return gradient_along_tree(weight, samples->samples(), [&](int64_t sample, const at::Tensor& to) {
+    for (int64_t begin = 0; begin < rows; begin += most) {
+      const int64_t first = sample * rows + begin, count = std::min(most, rows - begin);
+      const ProductOf product{.c = to, .a = flipped(dlogits_of(first, count)), .adds = begin > 0};
+      multiply_all_into(std::span(&product, 1), x.narrow(0, first, count));
+    }
+  });
 }
 
 at::Tensor cap_logits(at::Tensor& logits, double cap, bool differentiates) {

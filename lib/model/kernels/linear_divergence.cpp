@@ -13,6 +13,7 @@
 #include "model/kernels/fused.h"
 #include "model/kernels/gradient_sink.h"
 #include "model/kernels/head_products.h"
+#include "model/kernels/sample_sums.h"
 
 namespace fsdp::kernels {
 namespace {
@@ -139,7 +140,7 @@ class LinearDivergence final : public torch::autograd::Function<LinearDivergence
     const bool is_of_x = context->needs_input_grad(0), is_of_weight = is_wanted(*context, 1, weight);
     at::Tensor dx = is_of_x ? at::empty_like(x) : at::Tensor(), dweight;
     bool is_delivered = false;
-    for_each_chunk(x, weight, terms.logits_bytes, [&](int64_t at, int64_t count) {
+    const auto gradient_of = [&](int64_t at, int64_t count) {
       const at::Tensor rows = x.narrow(0, at, count);
       at::Tensor logits = head.logits(rows), derivative;
       const at::Tensor slope = cap_logits(logits, terms.logit_cap, /*differentiates=*/true);
@@ -148,6 +149,14 @@ class LinearDivergence final : public torch::autograd::Function<LinearDivergence
       logits.copy_(derivative);
       if (slope.defined()) logits.mul_(slope);
       if (is_of_x) head.gradient_of_input(dx.narrow(0, at, count), logits);
+      return logits;
+    };
+    if (is_of_weight && SampleSums::current() != nullptr) {
+      dweight = weight_gradient_by_sample(weight, x, gradient_of);
+      return {dx, deliver(*context, 1, weight, dweight), {}, {}, {}, {}, {}};
+    }
+    for_each_chunk(x, weight, terms.logits_bytes, [&](int64_t at, int64_t count) {
+      const at::Tensor logits = gradient_of(at, count), rows = x.narrow(0, at, count);
       if (!is_of_weight) return;
       if (count == x.size(0)) {
         dweight = head.weight_gradient(logits, rows);

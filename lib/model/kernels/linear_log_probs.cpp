@@ -103,7 +103,7 @@ class LinearLogProbs final : public torch::autograd::Function<LinearLogProbs> {
     const bool is_of_x = context->needs_input_grad(0), is_of_weight = is_wanted(*context, 1, weight);
     at::Tensor dx = is_of_x ? at::empty_like(chunks.x) : at::Tensor(), dweight;
     bool is_delivered = false;
-    chunks.for_each([&](int64_t at, int64_t count) {
+    const auto gradient_of = [&](int64_t at, int64_t count) {
       const at::Tensor x = chunks.x.narrow(0, at, count);
       at::Tensor logits = head.logits(x);
       const at::Tensor slope = cap_logits(logits, chunks.logit_cap, /*differentiates=*/true);
@@ -116,6 +116,14 @@ class LinearLogProbs final : public torch::autograd::Function<LinearLogProbs> {
       KernelsFor(x)->losses(rows);
       if (slope.defined()) logits.mul_(slope);
       if (is_of_x) head.gradient_of_input(dx.narrow(0, at, count), logits);
+      return logits;
+    };
+    if (is_of_weight && SampleSums::current() != nullptr) {
+      dweight = weight_gradient_by_sample(weight, chunks.x, gradient_of);
+      return {dx, deliver(*context, 1, weight, dweight), {}, {}, {}};
+    }
+    chunks.for_each([&](int64_t at, int64_t count) {
+      const at::Tensor logits = gradient_of(at, count), x = chunks.x.narrow(0, at, count);
       if (!is_of_weight) return;
       if (count == chunks.rows()) {
         dweight = head.weight_gradient(logits, x);
@@ -137,7 +145,6 @@ TokenLogProbs linear_log_probs(const at::Tensor& x, const at::Tensor& weight, co
                                Matmul matmul, const LossTerms& terms, const VocabularyPart* part) {
   FSDP_CHECK(can_fuse(x) && weight.scalar_type() == x.scalar_type() && x.dim() == 2 &&
              weight.size(1) == x.size(1) && targets.numel() == x.size(0) && targets.device() == x.device());
-  FSDP_CHECK(SampleSums::current() == nullptr, "log-probabilities have no sums by sample");
   const at::Tensor tokens = targets.contiguous();
   check_targets(tokens, part == nullptr ? weight.size(0) : part->whole);
   HeadChunks chunks{.x = x.contiguous(),

@@ -81,14 +81,17 @@ enum Sum { kLosses, kTokens, kBytes, kForeignBatches, kCorrect, kAdded, kAddedTa
 bool add_loss(nn::Stage& model, const data::Batch& batch, const data::ValidationLoader& loader, int64_t index,
               const ValidationHooks& hooks, double* sums) {
   // A batch in which nothing counts still runs: its forward is collective.
+  std::optional<kernels::SampleSums> samples;
   if (hooks.objective != nullptr) {
+    if (hooks.by_sample) samples.emplace(1, 1.0);  // rows are packed
     const LossSums of = hooks.objective->sums(model, batch, {.cut = hooks.cut});
-    sums[kLosses] += of.of_samples.item<double>();
-    if (of.of_targets.defined()) sums[kAdded] += of.of_targets.item<double>();
+    // Sums of such multiples are exact, and so the same in any order.
+    const auto rounded = [](const at::Tensor& x) { return std::round(x.item<double>() / kMetricUnit) * kMetricUnit; };
+    sums[kLosses] += rounded(of.of_samples);
+    if (of.of_targets.defined()) sums[kAdded] += rounded(of.of_targets);
     sums[kAddedTargets] += static_cast<double>(batch.preferred_targets);
     return batch.counted > 0;
   }
-  std::optional<kernels::SampleSums> samples;
   if (hooks.by_sample) samples.emplace(batch.targets.size(0), 1.0);
   const at::Tensor loss = loss_of_batch(model, batch, hooks.cut, hooks.accuracy ? &sums[kCorrect] : nullptr);
   if (batch.counted == 0) return false;

@@ -9,6 +9,7 @@
 
 #include "base/util/error.h"
 #include "base/util/log.h"
+#include "model/kernels/sample_sums.h"
 #include "model/nn/experts.h"
 #include "run/train/run_parts.h"
 #include "shard/engine/engine.h"
@@ -54,6 +55,12 @@ at::Tensor DistillationObjective::loss(nn::Stage& model, const MicroBatch& micro
   std::shared_ptr<nn::ExpertBalance> balance;
   const at::Tensor losses =
       nn::losses_of_lesson(model, batch.inputs, batch.targets, how, std::move(lesson), &balance);
+  if (kernels::SampleSums* samples = kernels::SampleSums::current()) {
+    const at::Tensor of_samples = losses.to(at::kDouble).reshape({samples->samples(), -1}).sum(1);
+    const at::Tensor values = of_samples.detach();
+    samples->losses.assign(values.const_data_ptr<double>(), values.const_data_ptr<double>() + values.numel());
+    return of_samples.sum() / samples->counted();
+  }
   const auto counted = static_cast<double>(std::max<int64_t>(batch.counted, 1));
   const at::Tensor mean = losses.sum(at::kDouble) / counted;
   return (balance ? balance->added_to(mean) : mean) / micro_batch.divisor;
@@ -120,9 +127,19 @@ at::Tensor PreferenceObjective::divergence(nn::Stage& model, const data::Batch& 
 at::Tensor PreferenceObjective::loss(nn::Stage& model, const MicroBatch& micro_batch,
                                      const nn::LossOptions& how) {
   const LossSums of = sums(model, micro_batch.batch, how);
+  const auto balance = std::exchange(balance_, nullptr);
+  if (kernels::SampleSums* samples = kernels::SampleSums::current()) {
+    // The batch is one sample, whose loss is divided by the number of pairs of the step.
+    at::Tensor sum = of.of_samples;
+    if (of.of_targets.defined()) {
+      const double targets = micro_batch.targets_divisor * mesh_.world()->world_size();
+      sum = sum + of.of_targets * (samples->counted() / targets);
+    }
+    samples->losses = {sum.item<double>()};
+    return sum / samples->counted();
+  }
   const auto samples = static_cast<double>(std::max<int64_t>(micro_batch.batch.counted, 1));
   const at::Tensor mean = of.of_samples / samples;
-  const auto balance = std::exchange(balance_, nullptr);
   const at::Tensor loss = (balance ? balance->added_to(mean) : mean) / micro_batch.divisor;
   return of.of_targets.defined() ? loss + of.of_targets / micro_batch.targets_divisor : loss;
 }
@@ -162,7 +179,7 @@ void PreferenceObjective::add_metric(const std::string& name, const at::Tensor& 
                                      const at::Tensor& count) {
   const at::NoGradGuard no_grad;
   at::Tensor& total = metrics_[name];
-  const at::Tensor one = at::stack({sum, count});
+  const at::Tensor one = (at::stack({sum, count}) / kMetricUnit).round().to(at::kLong);
   total = total.defined() ? total + one : one;
 }
 
@@ -180,7 +197,7 @@ NamedNumbers PreferenceObjective::metrics_of(const std::function<void()>& run) {
 
 NamedNumbers PreferenceObjective::take_metrics() {
   const at::NoGradGuard no_grad;
-  const at::Tensor sums = at::zeros({std::ssize(kNames), 2}, at::kDouble);
+  const at::Tensor sums = at::zeros({std::ssize(kNames), 2}, at::kLong);
   for (int64_t i = 0; i < sums.size(0); ++i) {
     const auto found = metrics_.find(kNames[i]);
     if (found != metrics_.end()) sums[i].copy_(found->second);
@@ -190,7 +207,8 @@ NamedNumbers PreferenceObjective::take_metrics() {
   NamedNumbers numbers;
   std::map<std::string, double> means;
   for (int64_t i = 0; i < sums.size(0); ++i) {
-    const double sum = sums[i][0].item<double>(), count = sums[i][1].item<double>();
+    const auto sum = static_cast<double>(sums[i][0].item<int64_t>()),
+               count = static_cast<double>(sums[i][1].item<int64_t>());
     if (count > 0) numbers.emplace_back(kNames[i], means[kNames[i]] = sum / count);
   }
   if (objective_.rows == nn::ObjectiveRows::kSingle && means.contains("rewards/chosen") &&

@@ -28,6 +28,9 @@ namespace fsdp::train {
 
 struct ShardedModel;
 
+/// The unit of sums that many batches and ranks share.
+inline constexpr double kMetricUnit = 1.0 / (int64_t{1} << 32);
+
 /// Named numbers, such as "rewards/margins".
 using NamedNumbers = std::vector<std::pair<std::string, double>>;
 
@@ -116,7 +119,9 @@ class PreferenceObjective final : public Objective {
   util::PluginValues plugin_values_;
   comm::Mesh mesh_;
   std::shared_ptr<const ShardedModel> reference_;
-  std::map<std::string, at::Tensor> metrics_;  ///< [2] double: the sum and its count, on the device
+  /// Sums and their counts, [2] int64 on the device, in units of kMetricUnit: such sums have the same bits in
+  /// any order.
+  std::map<std::string, at::Tensor> metrics_;
   at::Tensor cross_entropy_;                   ///< of the forward under way: sum over preferred targets
   std::shared_ptr<nn::ExpertBalance> balance_;  ///< of the same forward; null: no loss balances experts
 };

@@ -44,7 +44,8 @@ at::Tensor ReproducibleStep::accumulate_gradients(StepBatches& batches, Arriving
   const int64_t skipped_samples = begin * (batches.position().samples / leaves_);
   double own_losses = 0;
   for (int64_t i = 0; i < rounds; ++i) {
-    const MicroBatch micro_batch{batches.take(i, skipped_samples).batch};
+    MicroBatch micro_batch = batches.take(i, skipped_samples);
+    micro_batch.divisor = 1;
     const at::Tensor& targets = micro_batch.batch.targets;
     const int64_t samples = batch_is_sample ? 1 : targets.size(0);
     targets_ = static_cast<double>(batches.counted() > 0 ? batches.counted()

@@ -400,8 +400,10 @@ void check_preferences(const Config& config, Conflicts& conflicts) {
          "needs batches of one shape, and cannot be on");
   unless(config.fsdp.front != Front::kSpmd, "fsdp.front", "must be \"fully_shard\"");
   unless(!config.evaluation.accuracy, "evaluation.accuracy", "counts tokens of texts, and cannot be on");
-  unless(config.training.reproducible != Reproducible::kWorldSize, "training.reproducible",
-         "must be \"run\", because answers have no fixed place in sums by sample,");
+  unless(config.training.reproducible != Reproducible::kWorldSize ||
+             config.data.preference.rows == data::PreferenceRows::kPairs,
+         "training.reproducible",
+         "must be \"run\", because the divergence from the reference is a mean over all ranks' micro-batches,");
   conflicts.unless(config.training.objective != "exo_pair" || config.preference.label_smoothing > 0,
                    {"preference.label_smoothing", "training.objective"},
                    "must be above 0 with training.objective = \"exo_pair\", but is 0; 1e-3 is usual");
@@ -439,8 +441,6 @@ void check_distillation(const Config& config, Conflicts& conflicts) {
          "must be 1, because distributions over parts of a vocabulary are not compared,");
   unless(!config.training.cuda_graphs, "training.cuda_graphs", "cannot be on");
   unless(config.fsdp.front != Front::kSpmd, "fsdp.front", "must be \"fully_shard\"");
-  unless(config.training.reproducible != Reproducible::kWorldSize, "training.reproducible",
-         "must be \"run\", because divergences are not summed by sample,");
   const nn::DistillationOptions& options = config.distillation;
   const bool is_stored = options.teacher == nn::TeacherSource::kStored;
   conflicts.unless(is_stored || !options.teacher_model.empty(),
