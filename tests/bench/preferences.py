@@ -8,12 +8,14 @@ the exit code is 1.
 import argparse
 import array
 import json
-import struct
+import sys
 import tempfile
 
 from ranks import run_group
 from results import describe_machine, replace_section
 from sides import HERE, MODELS, Setting, Sides
+sys.path.insert(0, str(HERE.parent / "support"))
+from preference_files import write_preferences
 from step_tables import Comparison, differs_by, median_of, pair, ratio, table, with_spread
 from steps import end, largest_difference, run, say
 
@@ -23,27 +25,12 @@ LR, TOLERANCE = 1e-6, 1e-4
 PEERS = {"model": [], "model, recomputed": ["--ac"], "precomputed": ["--precompute"]}
 
 
-def hash_of(numbers):
-    """TokenHash of lib/data/tokens/token_turns.h."""
-    value = 0x243f6a8885a308d3
-    for number in numbers:
-        value = (value ^ number) * 0x9e3779b97f4a7c15 & (1 << 64) - 1
-        value ^= value >> 32
-    return value
-
-
-def write_pairs(tokens, sequence, path):
-    """The pairs that trl_peer.py makes of a token file, as fsdp-data tokenize --preference writes them."""
-    ids, parts = [], []
+def pairs_of(tokens, sequence):
+    """The pairs that trl_peer.py makes of a token file."""
     for begin in range(0, len(tokens) - 2 * sequence + 1, 2 * sequence):
         chosen, rejected = tokens[begin:begin + sequence], tokens[begin + sequence:begin + 2 * sequence]
-        for part, row in ((2, chosen), (1, chosen[:PROMPT] + rejected[PROMPT:])):
-            ids += row
-            parts += [3] + [0] * (PROMPT - 1) + [part] * (sequence - PROMPT)
-    path.write_bytes(struct.pack(f"<{len(ids)}H", *ids))
-    packed = bytes(sum(part << 2 * place for place, part in enumerate(parts[at:at + 4])) for at in range(0, len(parts), 4))
-    head = struct.pack("<4Q", 1, len(ids), hash_of(ids), hash_of(packed))
-    path.with_name(path.name + ".turns").write_bytes(b"FSDPTURN" + head + packed)
+        yield chosen[:PROMPT], chosen[PROMPT:], True
+        yield chosen[:PROMPT], rejected[PROMPT:], False
 
 
 class PreferenceSides(Sides):
@@ -53,7 +40,7 @@ class PreferenceSides(Sides):
         path = self.work / f"{model}.pairs.bin"
         if not path.exists():
             tokens = array.array("H", self.tokens(model).read_bytes()[:2 * 64 * 2 * self.models[model].sequence])
-            write_pairs(tokens.tolist(), self.models[model].sequence, path)
+            write_preferences(path, pairs_of(tokens.tolist(), self.models[model].sequence))
         return path
 
     def more_config(self, setting):

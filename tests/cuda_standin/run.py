@@ -24,6 +24,8 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "support"))
+from preference_files import write_preferences
 LIBRARIES = ("libstandin_exit.so", "libcudart.so.13", "libcuda.so.1", "libcublasLt.so.13", "libcublas.so.13", "libcudnn.so.9",
              "libnccl.so.2", "libcupti.so.13")
 MODES = {"i": ("inline", {}),
@@ -128,6 +130,9 @@ def write_inputs(folder):
     for name, count in (("train.bin", 4000), ("validation.bin", 300)):
         tokens = [0 if i % 29 == 28 else 1 + (3 * (i % 7) + i * i // 3) % 255 for i in range(count)]
         (folder / name).write_bytes(struct.pack(f"<{count}H", *tokens))
+    answers = [([1 + i % 40, 2 + 3 * i % 50, 7], [60 + (i + place) % 90 + place for place in range(4 + (i + rejected) % 5)], not rejected)
+               for i in range(40) for rejected in (False, True)]
+    write_preferences(folder / "answers.bin", answers)
 
 
 def preload(libraries):
