@@ -93,11 +93,11 @@ void HeadProducts::multiply_parts(const at::Tensor& dweight, const at::Tensor& d
   }
 }
 
-at::Tensor weight_gradient_by_sample(
-    const at::Tensor& weight, const at::Tensor& x,
-    c10::function_ref<at::Tensor(int64_t first, int64_t count)> dlogits_of) {
+at::Tensor weight_gradient_by_sample(const at::Tensor& weight, const at::Tensor& x,
+                                     c10::function_ref<at::Tensor(int64_t first, int64_t count)> dlogits_of) {
   SampleSums* const samples = SampleSums::current();
-  const int64_t rows = samples->rows_of_sample(x.size(0)), most = cross_entropy_chunk_rows(rows, weight.size(0));
+  const int64_t rows = samples->rows_of_sample(x.size(0)),
+                most = cross_entropy_chunk_rows(rows, weight.size(0));
   return gradient_along_tree(weight, samples->samples(), [&](int64_t sample, const at::Tensor& to) {
     for (int64_t begin = 0; begin < rows; begin += most) {
       const int64_t first = sample * rows + begin, count = std::min(most, rows - begin);

@@ -53,12 +53,11 @@ class HeadProducts {
   std::vector<VocabularyRange> parts_;
 };
 
-/// Returns the gradient of a head's weight as the sum over samples of the current SampleSums, in fp32; undefined
-/// if it was written to the weight's sink. dlogits_of(first, count): gradients of the logits of these rows, in
-/// chunks that do not depend on the number of samples.
-at::Tensor weight_gradient_by_sample(
-    const at::Tensor& weight, const at::Tensor& x,
-    c10::function_ref<at::Tensor(int64_t first, int64_t count)> dlogits_of);
+/// Returns the gradient of a head's weight as the sum over samples of the current SampleSums, in fp32;
+/// undefined if it was written to the weight's sink. dlogits_of(first, count): gradients of the logits of
+/// these rows, in chunks that do not depend on the number of samples.
+at::Tensor weight_gradient_by_sample(const at::Tensor& weight, const at::Tensor& x,
+                                     c10::function_ref<at::Tensor(int64_t first, int64_t count)> dlogits_of);
 
 /// Caps the logits in place. Returns the derivative, undefined without a cap.
 at::Tensor cap_logits(at::Tensor& logits, double cap, bool differentiates);

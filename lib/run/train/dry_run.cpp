@@ -53,7 +53,8 @@ class RandomBatches final : public data::BatchSource {
         .counted = config_.data.micro_batch_size * config_.data.sequence_length,
         .document_starts = data::one_document_a_row(config_.data, config_.data.micro_batch_size)};
     if (!config_.data.preference.is_on()) return batch;
-    const std::vector<std::vector<data::ScoredDocument>> rows(static_cast<size_t>(batch.valid_rows), documents());
+    const std::vector<std::vector<data::ScoredDocument>> rows(static_cast<size_t>(batch.valid_rows),
+                                                              documents());
     return data::packed_documents(batch, rows, config_.data.preference.rows == data::PreferenceRows::kSingle);
   }
 

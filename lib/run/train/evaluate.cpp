@@ -86,7 +86,9 @@ bool add_loss(nn::Stage& model, const data::Batch& batch, const data::Validation
     if (hooks.by_sample) samples.emplace(1, 1.0);  // rows are packed
     const LossSums of = hooks.objective->sums(model, batch, {.cut = hooks.cut});
     // Sums of such multiples are exact, and so the same in any order.
-    const auto rounded = [](const at::Tensor& x) { return std::round(x.item<double>() / kMetricUnit) * kMetricUnit; };
+    const auto rounded = [](const at::Tensor& x) {
+      return std::round(x.item<double>() / kMetricUnit) * kMetricUnit;
+    };
     sums[kLosses] += rounded(of.of_samples);
     if (of.of_targets.defined()) sums[kAdded] += rounded(of.of_targets);
     sums[kAddedTargets] += static_cast<double>(batch.preferred_targets);

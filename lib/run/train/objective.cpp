@@ -218,7 +218,8 @@ NamedNumbers PreferenceObjective::take_metrics() {
   return numbers;
 }
 
-std::shared_ptr<const ShardedModel> build_second_model(const config::SecondModel& second, const comm::Mesh& mesh,
+std::shared_ptr<const ShardedModel> build_second_model(const config::SecondModel& second,
+                                                       const comm::Mesh& mesh,
                                                        shard::ParameterSource* weights) {
   if (mesh.world()->rank() == 0) {
     util::log_info(concat(second.role, ": a second model, of the weights ", second.config.model.init_from));

@@ -122,12 +122,13 @@ class PreferenceObjective final : public Objective {
   /// Sums and their counts, [2] int64 on the device, in units of kMetricUnit: such sums have the same bits in
   /// any order.
   std::map<std::string, at::Tensor> metrics_;
-  at::Tensor cross_entropy_;                   ///< of the forward under way: sum over preferred targets
+  at::Tensor cross_entropy_;                    ///< of the forward under way: sum over preferred targets
   std::shared_ptr<nn::ExpertBalance> balance_;  ///< of the same forward; null: no loss balances experts
 };
 
 /// Reads and shards a second model. weights: those in place of the config's, or null. Collective.
-std::shared_ptr<const ShardedModel> build_second_model(const config::SecondModel& second, const comm::Mesh& mesh,
+std::shared_ptr<const ShardedModel> build_second_model(const config::SecondModel& second,
+                                                       const comm::Mesh& mesh,
                                                        shard::ParameterSource* weights = nullptr);
 
 /// Makes the objective of training.objective, with its second model. weights: as above. Collective.

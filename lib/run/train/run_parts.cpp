@@ -436,8 +436,9 @@ std::unique_ptr<TrainStep> make_train_step(const config::Config& config, RunPart
     return std::make_unique<TrainStep>(of_step, options);
   }
   const data::Placement place = placement(config, parts.engine->communicator());
-  const SamplePlaces samples{
-      .rank = place.rank, .ranks = place.world_size, .batch_is_sample = config.data.max_tokens > 0 || config.data.preference.is_on()};
+  const SamplePlaces samples{.rank = place.rank,
+                             .ranks = place.world_size,
+                             .batch_is_sample = config.data.max_tokens > 0 || config.data.preference.is_on()};
   return std::make_unique<ReproducibleStep>(of_step, options, samples, std::move(leave_requested));
 }
 

@@ -48,7 +48,7 @@ struct KnownParts {
   /// Shapes of buffers, keyed by the number of micro-batches of a step. Missing shapes are added.
   std::map<int64_t, plan::BufferShapes>* buffers = nullptr;
   util::ByteProgress progress = {};  ///< progress of reading or drawing the first weights
-  bool frozen = false;  ///< no parameter is trained, so buffers of backward are not needed
+  bool frozen = false;               ///< no parameter is trained, so buffers of backward are not needed
 };
 
 struct RunParts : ShardedModel {

@@ -196,8 +196,8 @@ std::string objective_line(const config::Config& config) {
     const bool is_stored = options.teacher == nn::TeacherSource::kStored;
     return concat("objective  ", config.training.objective, ": beta ", options.beta, ", temperature ",
                   options.temperature, ", alpha ", options.alpha, ", ",
-                  options.top_k > 0 ? concat("the ", options.top_k, " likeliest tokens") : "all tokens", " of ",
-                  is_stored ? "stored files" : options.teacher_model, "\n");
+                  options.top_k > 0 ? concat("the ", options.top_k, " likeliest tokens") : "all tokens",
+                  " of ", is_stored ? "stored files" : options.teacher_model, "\n");
   }
   if (objective.rows == nn::ObjectiveRows::kTexts) return "";
   using enum nn::ReferenceSource;

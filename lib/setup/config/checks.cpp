@@ -400,10 +400,11 @@ void check_preferences(const Config& config, Conflicts& conflicts) {
          "needs batches of one shape, and cannot be on");
   unless(config.fsdp.front != Front::kSpmd, "fsdp.front", "must be \"fully_shard\"");
   unless(!config.evaluation.accuracy, "evaluation.accuracy", "counts tokens of texts, and cannot be on");
-  unless(config.training.reproducible != Reproducible::kWorldSize ||
-             config.data.preference.rows == data::PreferenceRows::kPairs,
-         "training.reproducible",
-         "must be \"run\", because the divergence from the reference is a mean over all ranks' micro-batches,");
+  unless(
+      config.training.reproducible != Reproducible::kWorldSize ||
+          config.data.preference.rows == data::PreferenceRows::kPairs,
+      "training.reproducible",
+      "must be \"run\", because the divergence from the reference is a mean over all ranks' micro-batches,");
   conflicts.unless(config.training.objective != "exo_pair" || config.preference.label_smoothing > 0,
                    {"preference.label_smoothing", "training.objective"},
                    "must be above 0 with training.objective = \"exo_pair\", but is 0; 1e-3 is usual");

@@ -14,9 +14,9 @@ struct SecondModel {
   std::string role;  ///< "reference" or "teacher"
 };
 
-/// Returns the second model; nothing if the objective needs none, or if files have what it computes. A teacher has
-/// the architecture and sizes that are described beside its weights. Throws Error(kUsage) for a teacher of another
-/// vocabulary, and Error(kCheckpoint) for weights whose description cannot be read.
+/// Returns the second model; nothing if the objective needs none, or if files have what it computes. A
+/// teacher has the architecture and sizes that are described beside its weights. Throws Error(kUsage) for a
+/// teacher of another vocabulary, and Error(kCheckpoint) for weights whose description cannot be read.
 std::optional<SecondModel> second_model(const Config& config);
 
 }  // namespace fsdp::config

@@ -40,7 +40,7 @@ struct MemoryPlan {
   int64_t states_on_host = 0;  ///< part of `optimizer` that is in host memory, and in `pinned`
   int64_t gradients = 0;       ///< after backward
   int64_t buffers = 0;
-  int64_t frozen = 0;  ///< shards of a second model, which is not trained; not in the sums below
+  int64_t frozen = 0;               ///< shards of a second model, which is not trained; not in the sums below
   int64_t saved_activations = 0;    ///< when backward begins
   int64_t activations_on_host = 0;  ///< at most; not in the sums below, but in `pinned`
   int64_t peak = 0;                 ///< peak of the sum

@@ -155,15 +155,18 @@ std::string memory_table(const Plan& plan) {
   text += row("saved activations", memory.saved_activations, "when backward begins");
   if (plan.recomputation.options.chosen) text += recomputation_rows(plan);
   text += row("peak", memory.peak + memory.frozen, "of the sum");
-  text += row("resident, trained on the CPUs of one host", memory.resident + memory.frozen, "and about 120 MiB of libraries");
+  text += row("resident, trained on the CPUs of one host", memory.resident + memory.frozen,
+              "and about 120 MiB of libraries");
   if (memory.pinned > 0) text += row("pinned, where the device is a GPU", memory.pinned, host);
-  if (offload || memory.states_on_host > 0) text += row("peak of the device", memory.device_peak + memory.frozen, "");
+  if (offload || memory.states_on_host > 0)
+    text += row("peak of the device", memory.device_peak + memory.frozen, "");
   if (const NcclMemory nccl = nccl_memory(plan.config, plan.mesh, plan.units); nccl.communicators > 0) {
     text +=
         row("in addition, NCCL's communicators", nccl.bytes,
             concat("about: ", nccl.communicators, nccl.communicators == 1 ? " group" : " groups").c_str());
   }
-  text += row("memory of the device", plan.memory_limit() + memory.frozen, plan.fits() ? "it fits" : "IT DOES NOT FIT");
+  text += row("memory of the device", plan.memory_limit() + memory.frozen,
+              plan.fits() ? "it fits" : "IT DOES NOT FIT");
   text += concat("  largest data.micro_batch_size that fits    ",
                  plan.largest_micro_batch > 0 ? std::to_string(plan.largest_micro_batch) : "none", "\n");
   return text;
