@@ -157,6 +157,11 @@ std::vector<std::filesystem::path> write_reference_log_probs(
            "tokens of that model are stored, but are \"", config.distillation.teacher_model, "\" and ",
            config.distillation.top_k, "; set both");
     }
+    if (objective.has_teacher && config.data.dataset != data::kTokenFiles) {
+      fail(ErrorKind::kUsage,
+           "data.dataset must be \"token_files\" while a teacher's tokens are stored, which lie beside such ",
+           "files, but is \"", config.data.dataset, "\"; tokenize the texts with fsdp-data");
+    }
     second = config::second_model(config);
     const comm::MeshShape shape = config::check_world(config, communicator->world_size());
     if (objective.has_teacher && shape.context > 1) {
@@ -167,17 +172,18 @@ std::vector<std::filesystem::path> write_reference_log_probs(
   });
   const comm::Mesh mesh(config.mesh, communicator);
   const std::shared_ptr<const ShardedModel> sharded = build_second_model(*second, mesh);
-  const data::TeacherOptions teacher{.top_k = config.distillation.top_k,
-                                     .temperature = config.distillation.temperature};
+  if (objective.has_teacher) {
+    config.data.teacher = {.top_k = config.distillation.top_k,
+                           .temperature = config.distillation.temperature};
+    config.data.validation.clear();  // validations report the cross entropy
+  }
   std::vector<std::filesystem::path> files;
   for (const std::vector<std::string>& entries : sets_of(config.data)) {
     config.data.validation = entries;
     config.evaluation.max_samples = 0;
-    config.data.teacher = {};  // nothing is stored yet
     std::optional<data::ValidationLoader> loader;
     comm::agree(*communicator, "data", [&] { loader.emplace(open_validation_data(config, *communicator)); });
     if (objective.has_teacher) {
-      config.data.teacher = teacher;
       files.push_back(write_teacher(*loader, config, mesh, *sharded->model));
       continue;
     }

@@ -142,7 +142,9 @@ std::function<void(const at::Tensor&)> marks_whole_inputs(const config::Config& 
 
 data::ValidationLoader open_validation_data(const config::Config& config,
                                             const comm::Communicator& communicator) {
-  return data::ValidationLoader(config.data, config.model.vocab_size, config.evaluation.max_samples,
+  data::DataOptions options = config.data;
+  options.teacher = {};  // validations report the cross entropy
+  return data::ValidationLoader(options, config.model.vocab_size, config.evaluation.max_samples,
                                 placement(config, communicator));
 }
 

@@ -78,7 +78,8 @@ std::shared_ptr<const parallel::CutSequence> cut_sequence(const config::Config& 
 std::function<void(const at::Tensor& input)> marks_whole_inputs(const config::Config& config,
                                                                 const comm::Mesh& mesh);
 
-/// Opens config.data.validation, which must name files. Throws Error(kData).
+/// Opens config.data.validation, which must name files, without stored tokens of a teacher. Throws
+/// Error(kData).
 data::ValidationLoader open_validation_data(const config::Config& config,
                                             const comm::Communicator& communicator);
 
