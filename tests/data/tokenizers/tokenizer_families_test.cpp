@@ -18,18 +18,18 @@ using Ids = std::vector<int64_t>;
 
 const std::string kFamilies = testing::source_folder() + "/tests/data/bpe/families/";
 
-const nlohmann::json& vectors() {
+const nlohmann::json& family_vectors() {
   static const auto parsed = nlohmann::json::parse(util::read_file(kFamilies + "vectors.json"));
   return parsed;
 }
 
 std::vector<std::string> families() {
   std::vector<std::string> names;
-  for (const auto& [name, ids] : vectors()["ids"].items()) names.push_back(name);
+  for (const auto& [name, ids] : family_vectors()["ids"].items()) names.push_back(name);
   return names;
 }
 
-Ids encode(const Tokenizer& tokenizer, std::string_view text) {
+Ids ids_by_family(const Tokenizer& tokenizer, std::string_view text) {
   Ids ids;
   tokenizer.encode(text, ids);
   return ids;
@@ -56,21 +56,21 @@ std::string with_replacement_characters(std::string_view text) {
 
 class TokenizerFamilies : public ::testing::TestWithParam<std::string> {
  protected:
-  Ids expected(size_t i) const { return vectors()["ids"][GetParam()][i].get<Ids>(); }
-  const std::vector<std::string> texts = vectors()["texts"].get<std::vector<std::string>>();
+  Ids expected(size_t i) const { return family_vectors()["ids"][GetParam()][i].get<Ids>(); }
+  const std::vector<std::string> texts = family_vectors()["texts"].get<std::vector<std::string>>();
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(kFamilies + GetParam() + ".json");
 };
 
 TEST_P(TokenizerFamilies, GiveTheIdsOfTokenizers) {
   for (size_t i = 0; i < texts.size(); ++i) {
-    EXPECT_EQ(encode(*tokenizer, texts[i]), expected(i)) << "text " << i << ": \"" << texts[i] << "\"";
+    EXPECT_EQ(ids_by_family(*tokenizer, texts[i]), expected(i)) << "text " << i << ": \"" << texts[i] << "\"";
   }
 }
 
 TEST_P(TokenizerFamilies, GiveTheTextOfTokenizersBack) {
   for (size_t i = 0; i < texts.size(); ++i) {
     EXPECT_EQ(with_replacement_characters(tokenizer->decode(expected(i))),
-              vectors()["decoded"][GetParam()][i].get<std::string>())
+              family_vectors()["decoded"][GetParam()][i].get<std::string>())
         << "text " << i << ": \"" << texts[i] << "\"";
   }
 }
@@ -79,7 +79,7 @@ TEST_P(TokenizerFamilies, GiveTheTextOfTokenizersBack) {
 TEST_P(TokenizerFamilies, GiveTheSameIdsForATextInPieces) {
   std::string all;
   for (const std::string& text : texts) all += text;
-  const Ids whole = encode(*tokenizer, all);
+  const Ids whole = ids_by_family(*tokenizer, all);
   for (const size_t piece_bytes : {1, 7, 64, 1000}) {
     Ids ids;
     std::string buffer;
@@ -96,7 +96,7 @@ TEST_P(TokenizerFamilies, SplitTheNamesOfSpecialTokensWhereThatIsAskedFor) {
   const auto splitting = make_tokenizer(kFamilies + GetParam() + ".json", {.split_special_tokens = true});
   const nlohmann::json file = nlohmann::json::parse(util::read_file(kFamilies + GetParam() + ".json"));
   for (const auto& token : file["added_tokens"]) {
-    const Ids ids = encode(*splitting, "the" + token["content"].get<std::string>() + "the");
+    const Ids ids = ids_by_family(*splitting, "the" + token["content"].get<std::string>() + "the");
     const bool found = std::count(ids.begin(), ids.end(), token["id"].get<int64_t>()) > 0;
     if (token["content"] == "<unk>") continue;  // it may stand for characters of its own name
     EXPECT_EQ(found, !token["special"].get<bool>()) << token["content"];
@@ -109,9 +109,9 @@ INSTANTIATE_TEST_SUITE_P(, TokenizerFamilies, ::testing::ValuesIn(families()),
 /// Qwen2's two files, which without the class would be read as GPT-2's.
 TEST(TwoFiles, AreSplitAndNormalizedAsTheirTokenizerClassDoes) {
   const auto tokenizer = make_tokenizer(kFamilies + "qwen2_files");
-  for (size_t i = 0; i < vectors()["texts"].size(); ++i) {
-    EXPECT_EQ(encode(*tokenizer, vectors()["texts"][i].get<std::string>()),
-              vectors()["ids"]["qwen2"][i].get<Ids>())
+  for (size_t i = 0; i < family_vectors()["texts"].size(); ++i) {
+    EXPECT_EQ(ids_by_family(*tokenizer, family_vectors()["texts"][i].get<std::string>()),
+              family_vectors()["ids"]["qwen2"][i].get<Ids>())
         << "text " << i;
   }
   EXPECT_EQ(tokenizer->end_of_text(), tokenizer->id_of("<|im_end|>"));
@@ -134,7 +134,8 @@ class TwoFilesOfAKind : public ::testing::Test {
 
 TEST_F(TwoFilesOfAKind, FollowTheModelTypeOfConfigJson) {
   const auto plain = make_tokenizer(folder_.path().string());
-  EXPECT_NE(encode(*with("config.json", {{"model_type", "qwen2"}}), "e\u0301"), encode(*plain, "e\u0301"));
+  EXPECT_NE(ids_by_family(*with("config.json", {{"model_type", "qwen2"}}), "e\u0301"),
+            ids_by_family(*plain, "e\u0301"));
 }
 
 TEST_F(TwoFilesOfAKind, AreRefusedForAnotherClassByName) {
