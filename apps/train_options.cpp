@@ -47,7 +47,8 @@ constexpr const char* kAboutProfile =
     "Leaves the run's folder alone. With --json, prints one JSON object";
 constexpr const char* kAboutReferences =
     "compute the log-probabilities that the reference of training.objective gives to the answers in data.train and "
-    "data.validation, and keep them beside these files, for preference.reference = \"stored\"";
+    "data.validation, or a teacher's likeliest tokens in data.train, and keep them beside these files, for "
+    "preference.reference or distillation.teacher = \"stored\"";
 constexpr const char* kAboutPrint =
     "print every key with its value and the origin of the value (default, line of "
     "the file, command line), and exit";

@@ -131,6 +131,19 @@ constexpr ForeignName kNames[] = {
     {"training.label_smoothing", "label_smoothing_factor"},
     {"training.z_loss", "z_loss_weight z_loss_multiplier"},
 
+    // Distillation.
+    {"training.objective = \"distill\"", "kd_trainer use_kd", ", with distillation.teacher_model"},
+    {"distillation.teacher_model", "teacher_model_name_or_path teacher_model teacher_model_path"},
+    {"distillation.teacher_model", "teacher_checkpointer teacher_checkpoint", ", a path of weights"},
+    {"distillation.alpha", "kd_ratio"},
+    {"distillation.alpha", "kd_alpha kd_ce_alpha",
+     ", the share of kd_alpha * kd_temperature^2 in the sum of that and kd_ce_alpha"},
+    {"distillation.beta", "kd_beta"},
+    {"distillation.beta", "kd_loss", ", 0 for the forward divergence and 1 for the reverse one"},
+    {"distillation.temperature", "kd_temperature", ", by whose square the loss is not multiplied"},
+    {"distillation.top_k", "kd_online_topk kd_top_k gkd_logits_topk",
+     ", where all other tokens count as one"},
+
     // Evaluation.
     {"evaluation.interval_steps",
      "eval_steps eval_interval eval_freq validate_interval_updates validation.freq val_check_interval "
@@ -309,6 +322,13 @@ constexpr ForeignName kNames[] = {
      "runs are not sent to a tracking service: logging.tensorboard writes event files, and metrics.jsonl in run.output_dir has all numbers"},
     {"", "dpo_* kto_* orpo_* grpo_* ppo_* rl reward_model* trl ref_model pref_beta pref_loss rlhf_*",
      "there is no preference tuning such as DPO or KTO: data.train_on selects the tokens of supervised fine-tuning"},
+    {"", "kd_normalize_topk",
+     "probabilities of a teacher's likeliest tokens are not scaled up: with distillation.top_k all other tokens "
+     "count as one"},
+    {"", "kd_temperature_min kd_zscore_base_temp", "distillation.temperature is that of all steps"},
+    {"", "lmbda seq_kd kd_online_*",
+     "students do not learn from texts that are generated during training: data.train has their texts, which "
+     "fsdp-generate may have written"},
     {"",
      "special_tokens added_tokens* additional_special_tokens tokens resize_vocab resize_token_embeddings*",
      "fsdp-data tokenize --chat --add-special-tokens adds the markers of a chat template to the tokenizer; "
