@@ -1,9 +1,10 @@
 #pragma once
 
 /// \file
-/// Plug-ins: shared libraries that add models, losses, optimizers, learning-rate schedules, data sets and a
-/// section of config keys to fsdp-train, fsdp-plan and fsdp-generate. run.plugins or --plugin loads them.
-/// fsdp_add_plugin() of the CMake package builds one; examples/plugin has all of these.
+/// Plug-ins: shared libraries that add models, losses, objectives of preferences, optimizers, learning-rate
+/// schedules, data sets and a section of config keys to fsdp-train, fsdp-plan and fsdp-generate. run.plugins
+/// or --plugin loads them. fsdp_add_plugin() of the CMake package builds one; examples/plugin has one of each
+/// but an objective.
 ///
 /// Collective: nothing. The plug-in's function is called on every rank before any communication. All ranks
 /// call a model, loss or optimizer in the same way; none of these communicates.
@@ -44,9 +45,16 @@ using data::kIgnoredTarget;
 using data::OpenSamples;
 using data::Samples;
 using data::SamplesRequest;
+using nn::AddedCrossEntropy;
+using nn::chosen_and_rejected;
+using nn::CompletionScores;
 using nn::empty_parameter;
 using nn::LossFunction;
 using nn::ModelKind;
+using nn::Objective;
+using nn::ObjectiveRows;
+using nn::PreferenceLoss;
+using nn::PreferenceOptions;
 using optim::OptimizerFactory;
 using optim::OptimizerTraits;
 using optim::ScheduleMoment;

@@ -83,7 +83,7 @@ enum class AddedCrossEntropy {
   kOfCompletions,  ///< weighted by cpo_alpha
   kOfDocuments,    ///< with weight 1, prompts included
 };
-
+/// A value of training.objective.
 struct Objective {
   ObjectiveRows rows = ObjectiveRows::kTexts;
   bool has_teacher = false;    ///< whether a teacher's distributions are learnt

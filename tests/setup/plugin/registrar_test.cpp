@@ -83,6 +83,14 @@ class Plugin : public ::testing::Test {
         "first_logit", [](const at::Tensor& logits, const at::Tensor&, const util::PluginValues& values) {
           return logits.select(-1, 0).sum() * static_cast<double>(values.get<int64_t>("sums.factor"));
         });
+    registrar.add_objective(
+        "margin", {.rows = nn::ObjectiveRows::kPairs,
+                   .loss = [](const nn::CompletionScores& scores, const nn::PreferenceOptions& options,
+                              const util::PluginValues& values) {
+                     const auto [chosen, rejected] = nn::chosen_and_rejected(scores.relative());
+                     const auto factor = static_cast<double>(values.get<int64_t>("sums.factor"));
+                     return factor * (options.simpo_gamma - chosen + rejected);
+                   }});
     registrar.add_schedule("half",
                            [](const optim::ScheduleOptions&, const optim::ScheduleMoment&) { return 0.5; });
     registrar.add_dataset(
@@ -146,10 +154,32 @@ TEST_F(Plugin, HasALossThatSeesTheLogits) {
   EXPECT_EQ(loss.item<double>(), model->forward(ids).select(-1, 0).sum().item<double>() * 2);
   for (const std::string term : {"training.z_loss", "training.label_smoothing"}) {
     EXPECT_NE(error_of({"training.loss=first_logit", term + "=0.1"})
-                  .find(term + " matters only when training.loss is cross_entropy, but is 0.1"),
+                  .find(term + " matters only when training.loss is cross_entropy and training.objective is "
+                               "language_model, but is 0.1"),
               std::string::npos);
     EXPECT_NO_THROW(parse({term + "=0.1"}));
   }
+}
+
+TEST_F(Plugin, HasAnObjectiveThatSeesTheScoresOfAnswers) {
+  const config::Config config =
+      parse({"training.objective=margin", "sums.factor=3", "preference.simpo_gamma=5",
+             "preference.cpo_alpha=2", "preference.exchanged_rows=4", "preference.length_normalised=true"});
+  EXPECT_EQ(config.data.preference.rows, data::PreferenceRows::kPairs);
+  nn::CompletionScores scores;
+  scores.log_probs = at::tensor({-1.0, -4.0, -2.0, -9.0}, at::kDouble);
+  const at::Tensor found =
+      nn::preference_losses(config.training.objective, scores, config.preference, config.plugin_values);
+  EXPECT_TRUE(found.equal(at::tensor({3.0 * (5 - 3), 3.0 * (5 - 7)}, at::kDouble))) << found;
+  EXPECT_NE(error_of({"training.objective=margin", "training.loss=first_logit"})
+                .find("training.loss matters only when training.objective is language_model"),
+            std::string::npos);
+  EXPECT_NE(error_of({"training.objective=margin", "preference.reference=stored"})
+                .find("preference.reference matters only when training.objective has a reference"),
+            std::string::npos);
+  EXPECT_NE(error_of({"training.objective=margin", "data.dataset=counting"})
+                .find("data.dataset must be \"token_files\" with training.objective = \"margin\""),
+            std::string::npos);
 }
 
 TEST_F(Plugin, MayReadAnyKeyOfItsModelAndSchedule) {
@@ -230,6 +260,9 @@ TEST_F(Plugin, RefusesNamesThatAreTakenOrNoWords) {
   EXPECT_THROW(other.add_loss("cross_entropy", [](const at::Tensor& a, const at::Tensor&,
                                                   const util::PluginValues&) { return a; }),
                Error);
+  const nn::PreferenceLoss preference = [](const nn::CompletionScores& scores, const nn::PreferenceOptions&,
+                                           const util::PluginValues&) { return scores.log_probs; };
+  EXPECT_THROW(other.add_objective("dpo", {.rows = nn::ObjectiveRows::kPairs, .loss = preference}), Error);
   EXPECT_THROW(other.add_schedule(
                    "half", [](const optim::ScheduleOptions&, const optim::ScheduleMoment&) { return 1.0; }),
                Error);
