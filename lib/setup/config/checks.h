@@ -18,6 +18,9 @@ struct Conflict {
 /// Returns every condition that the configuration breaks. Requires: each key is within its own limits.
 std::vector<Conflict> find_conflicts(const Config& config);
 
+/// Returns the broken conditions of training.objective.
+std::vector<Conflict> find_conflicts_of_objective(const Config& config);
+
 /// Returns the broken conditions of training.reproducible = "world_size".
 std::vector<Conflict> find_conflicts_of_reproducible(const Config& config);
 
