@@ -19,6 +19,7 @@
 #include "base/util/text.h"
 #include "base/util/version.h"
 #include "model/families/families.h"
+#include "model/families/objectives.h"
 #include "model/kernels/flash_attention.h"
 #include "model/kernels/matmul.h"
 #include "setup/config/checks.h"
@@ -61,6 +62,11 @@ std::string comparable_config(config::Config config) {
   config.data.validation.clear();
   config.model.init_from.clear();
   config.lora.init_from.clear();
+  // A reference from model.init_from needs a path to be complete.
+  const nn::Objective* objective = nn::objectives().find(config.training.objective);
+  const bool has_model = objective != nullptr && objective->has_reference &&
+                         config::reference_source(config) == nn::ReferenceSource::kModel;
+  config.preference.reference_model = has_model ? "files" : "";
   config.model.init_unused.clear();  // a part of init_from that changes no weight
   return config::to_toml(config);
 }

@@ -164,6 +164,17 @@ TEST_F(SameRun, ADifferentKeyIsNamedWithItsRank) {
   EXPECT_THAT(text, HasSubstr("-> 0.5"));
 }
 
+TEST_F(SameRun, AReferenceMayLieElsewhere) {
+  config_.training.objective = "dpo";
+  config_.model.init_from = folder_ / "weights";
+  EXPECT_EQ(refusal([&](auto& config) { config.preference.reference_model = folder_ / "elsewhere"; }),
+            "no error");
+  EXPECT_THAT(refusal([](auto& config) { config.preference.beta = 0.5; }),
+              HasSubstr("preference.beta: 0.1 -> 0.5"));
+  EXPECT_THAT(refusal([](auto& config) { config.preference.reference = nn::ReferenceSource::kStored; }),
+              HasSubstr("preference.reference"));
+}
+
 TEST_F(SameRun, TheMeshIsPartOfIt) {
   EXPECT_THAT(refusal([](auto& config) { config.mesh.dcn = 3; }), HasSubstr("mesh.dcn: 1 -> 3"));
 }
