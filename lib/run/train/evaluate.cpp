@@ -217,7 +217,8 @@ Evaluation evaluate(const config::Config& given, std::shared_ptr<comm::Communica
       fail(
           ErrorKind::kUsage,
           "preference.reference_model must name the weights that answers are compared with, "
-          "since model.init_from names those to be evaluated, but is empty; add preference.reference_model=PATH");
+          "since model.init_from names those to be evaluated, but is empty; add preference.reference=model and "
+          "preference.reference_model=PATH");
     }
   }
   config.model.init_from = weights.string();

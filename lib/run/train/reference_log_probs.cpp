@@ -163,6 +163,11 @@ std::vector<std::filesystem::path> write_reference_log_probs(
            "files, but is \"", config.data.dataset, "\"; tokenize the texts with fsdp-data");
     }
     second = config::second_model(config);
+    if (second->config.model.init_from.empty()) {
+      fail(ErrorKind::kUsage,
+           "model.init_from must name the weights of the reference, but is empty; set it, or add "
+           "preference.reference=model and preference.reference_model=PATH");
+    }
     const comm::MeshShape shape = config::check_world(config, communicator->world_size());
     if (objective.has_teacher && shape.context > 1) {
       fail(ErrorKind::kUsage,
