@@ -107,8 +107,12 @@ at::Tensor PreferenceObjective::scores(nn::Stage& model, const data::Batch& batc
 at::Tensor PreferenceObjective::references(nn::Stage& model, const data::Batch& batch,
                                            const nn::LossOptions& how) {
   if (batch.scored->references.defined()) return batch.scored->references.to(batch.inputs.device());
-  FSDP_CHECK(options_.reference != nn::ReferenceSource::kStored || batch.counted == 0,
-             "a row without a reference");
+  if (options_.reference == nn::ReferenceSource::kStored) {
+    // Other ranks have rows and no forward pass here, so this rank must not have one either.
+    const int64_t documents = batch.scored->preferred.numel();
+    FSDP_CHECK(documents == 0, "a row without a reference");
+    return at::empty({documents}, batch.inputs.options().dtype(at::kDouble));
+  }
   const at::NoGradGuard no_grad;
   return scores(reference_ ? *reference_->model : model, batch, how, /*is_reference=*/true);
 }
