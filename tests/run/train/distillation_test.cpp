@@ -159,6 +159,21 @@ TEST_P(DistillationOf, IsThatOfThePyTorchLoop) {
 INSTANTIATE_TEST_SUITE_P(Tables, DistillationOf, ::testing::ValuesIn(kDistillationCases),
                          [](const auto& info) { return info.param.name; });
 
+TEST_F(Distillation, HasTheSameBitsOnAnyNumberOfRanksBySample) {
+  const DistillationCase& of = kDistillationCases[4];
+  const std::string by_sample = "training.reproducible=world_size";
+  train(1, config_of(of, {by_sample}, kTableRows, "whole"));
+  for (const int ranks : {1, 2, 4}) {
+    const std::string output = concat("by_", ranks);
+    train(ranks,
+          config_of(of, {by_sample, concat("training.gradient_accumulation_steps=", kTableRows / ranks)},
+                    /*rows=*/1, output));
+    for (const char* name : {"loss", "grad_norm"})
+      EXPECT_EQ(metric(name, output), metric(name, "whole")) << name;
+  }
+  EXPECT_EQ(metric("loss", "whole").size(), static_cast<size_t>(kTableSteps));
+}
+
 /// A way to compute the steps of the tables.
 struct DistillationWay {
   std::string name;
@@ -406,7 +421,7 @@ TEST_F(Distillation, ShardsTheTeacherAndGathersAUnitAtATime) {
   for (const char* strategy : {"full_shard", "shard_grad_op"}) {
     const config::Config config = config_of(kDistillationCases[0], {concat("fsdp.strategy=", strategy)}, 2);
     testing::on_mesh({.dcn = 1, .data = 2}, [&](const comm::Mesh& mesh) {
-      const auto teacher = teacher_model(config, mesh);
+      const auto teacher = build_second_model(config::second_model(config).value(), mesh);
       int64_t own = 0, all = 0;
       for (const auto& unit : teacher->engine->units()) own += unit->storage().shard().numel();
       for (const auto& [name, weight] : testing::formula_weights(

@@ -181,6 +181,24 @@ TEST_F(PreferenceRun, ValidationsAreTheSameOnAnyNumberOfRanks) {
   }
 }
 
+TEST_F(PreferenceRun, HasTheSameBitsOnAnyNumberOfRanksBySample) {
+  for (const char* objective : {"dpo", "orpo"}) {
+    SCOPED_TRACE(objective);
+    for (const int ranks : {1, 2, 4}) {
+      const std::string folder = concat(objective, "_", ranks);
+      train(ranks, config_of(objective, {"training.reproducible=world_size", "data.micro_batch_size=1",
+                                         concat("training.gradient_accumulation_steps=", 4 / ranks),
+                                         "run.output_dir=FOLDER/" + folder}));
+      for (const char* name : {"loss", "grad_norm", "rewards/chosen", "rewards/margins", "validation_loss",
+                               "validation_rewards/margins"}) {
+        EXPECT_EQ(column(name, folder), column(name, concat(objective, "_1")))
+            << name << ", " << ranks << " ranks";
+        EXPECT_GE(column(name, folder).size(), 2u);
+      }
+    }
+  }
+}
+
 TEST_F(PreferenceRun, EvaluatingNeedsTheWeightsThatAnswersAreComparedWith) {
   const config::Config config = config_of("dpo");
   train(1, config);

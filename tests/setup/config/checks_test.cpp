@@ -430,8 +430,10 @@ TEST(PreferenceConflicts, WhatObjectivesOfPreferencesDoNotReadIsRefused) {
   refused("data.train_on=assistant", "data.train_on has no effect, because answers alone are scored,");
   refused("training.cuda_graphs=true", "training.cuda_graphs needs batches of one shape, and cannot be on");
   refused("fsdp.front=spmd", "fsdp.front must be \"fully_shard\"");
-  refused("training.reproducible=world_size",
-          "training.reproducible must be \"run\", because answers have no fixed place in sums by sample,");
+  expect_in(
+      objective_error("kto", {"training.reproducible=world_size"}),
+      "training.reproducible must be \"run\", because the divergence from the reference is a mean over all "
+      "ranks' micro-batches, with training.objective = \"kto\"");
   expect_in(objective_error("simpo", {"data.validation=[\"v\"]", "evaluation.accuracy=true"}),
             "evaluation.accuracy counts tokens of texts, and cannot be on with training.objective");
 }

@@ -71,8 +71,6 @@ TEST(DistillationKeys, ConflictWithWhatDoesNotCompareDistributions) {
       {config, {"mesh.model", [](Config& c) { c.mesh.model = 2; }}},
       {config, {"training.cuda_graphs", [](Config& c) { c.training.cuda_graphs = true; }}},
       {config, {"fsdp.front", [](Config& c) { c.fsdp.front = Front::kSpmd; }}},
-      {config,
-       {"training.reproducible", [](Config& c) { c.training.reproducible = Reproducible::kWorldSize; }}},
       {config, {"distillation.teacher_model", [](Config& c) { c.distillation.teacher_model.clear(); }}},
       {config, {"distillation.top_k", [](Config& c) { c.distillation.top_k = c.model.vocab_size; }}},
       {stored, {"distillation.top_k", [](Config& c) { c.distillation.top_k = 0; }}},
