@@ -127,7 +127,7 @@ constexpr ForeignName kNames[] = {
     {"training.deterministic", "full_determinism use_deterministic_algorithms cudnn_deterministic"},
     {"training.skip_zscore", "loss_watchdog_threshold"},
     {"training.max_skipped_steps", "loss_watchdog_patience"},
-    {"training.loss", "criterion loss_fn loss_type"},
+    {"training.loss", "criterion loss_fn"},
     {"training.label_smoothing", "label_smoothing_factor"},
     {"training.z_loss", "z_loss_weight z_loss_multiplier"},
 
@@ -143,6 +143,17 @@ constexpr ForeignName kNames[] = {
     {"distillation.temperature", "kd_temperature", ", by whose square the loss is not multiplied"},
     {"distillation.top_k", "kd_online_topk kd_top_k gkd_logits_topk",
      ", where all other tokens count as one"},
+
+    // Preferences.
+    {"training.objective", "rl pref_loss loss_type dpo_loss_type",
+     ", such as dpo, orpo or kto, or training.loss for texts"},
+    {"preference.beta", "beta rl_beta dpo_beta kto_beta simpo_beta orpo_beta orpo_alpha pref_beta"},
+    {"preference.label_smoothing", "dpo_label_smoothing"},
+    {"preference.length_normalised", "dpo_norm_loss"},
+    {"preference.desirable_weight", "kto_desirable_weight kto_chosen_weight"},
+    {"preference.undesirable_weight", "kto_undesirable_weight kto_rejected_weight"},
+    {"preference.reference_model", "ref_model ref_model_name_or_path"},
+    {"preference.reference = \"stored\"", "precompute_ref_log_probs"},
 
     // Evaluation.
     {"evaluation.interval_steps",
@@ -329,6 +340,29 @@ constexpr ForeignName kNames[] = {
     {"", "lmbda seq_kd kd_online_*",
      "students do not learn from texts that are generated during training: data.train has their texts, which "
      "fsdp-generate may have written"},
+
+    {"", "rpo_alpha dpo_rpo_alpha pref_ftx",
+     "no cross entropy is added to DPO's loss: training.objective = \"cpo\" adds it by preference.cpo_alpha, without a reference"},
+    {"", "reference_free",
+     "DPO without a reference is training.objective = \"cpo\" with preference.cpo_alpha = 0"},
+    {"", "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps",
+     "the reference stays as it is: preference.reference"},
+    {"", "ref_model_adapters ref_model_quantization_bit ref_adapter_name",
+     "the reference has whole weights: preference.reference_model, into which fsdp-ckpt export --merge merges adapters"},
+    {"",
+     "f_divergence_type f_alpha_divergence_coef discopop_tau use_weighting dpo_use_weighting ld_alpha "
+     "loss_weights dpo_loss_weights pref_bco_weight dpop_lambda",
+     "training.objective has no such variant of DPO"},
+    {"", "max_prompt_length max_completion_length truncation_mode",
+     "answers are cut at their ends, where a row of data.sequence_length cannot hold both documents"},
+    {"",
+     "precompute_ref_batch_size padding_free dpo_padding_free use_logits_to_keep dpo_use_logits_to_keep "
+     "disable_dropout label_pad_token_id pad_token is_encoder_decoder model_init_kwargs ref_model_init_kwargs",
+     "answers are computed without padding, and references without dropout: leave it out"},
+    {"", "dpo_* kto_* orpo_*",
+     "there is no such option: training.objective and [preference] have those of DPO, KTO, ORPO, SimPO and CPO"},
+    {"", "grpo_* ppo_* reward_model* trl rlhf_* num_generations",
+     "there is no training on rewards of generated answers: training.objective learns from answers in the data"},
     {"",
      "special_tokens added_tokens* additional_special_tokens tokens resize_vocab resize_token_embeddings*",
      "fsdp-data tokenize --chat --add-special-tokens adds the markers of a chat template to the tokenizer; "
@@ -421,6 +455,10 @@ constexpr ForeignValue kValues[] = {
     {"fsdp.strategy", "full_shard",
      "fully_sharded fsdp fsdp2 zero3 zero_3 3 fully_shard true full_shard* deepspeed"},
     {"evaluation.best_metric", "validation_loss", "eval_loss"},
+    {"evaluation.best_metric", "validation_rewards/accuracies", "eval_rewards/accuracies rewards/accuracies"},
+    {"evaluation.best_metric", "validation_rewards/margins", "eval_rewards/margins rewards/margins"},
+    {"training.objective", "dpo", "sigmoid"},
+    {"training.objective", "language_model", "sft pt nll"},
     {"fsdp.strategy", "shard_grad_op", "zero2 zero_2 2 zero1 1 os shard_grad_op*"},
     {"fsdp.strategy", "hybrid_shard", "hsdp"},
     {"fsdp.strategy", "hybrid_shard_zero2", "_hybrid_shard_zero2"},

@@ -109,6 +109,52 @@ void Translator::read_strategy(const Literal& value) {
   if (!saves) off_.push_back(path());
 }
 
+void Translator::refuse_stage(const std::string& word) const {
+  fail(
+      ErrorKind::kUsage, path(), " must be off or a kind of preference tuning for a translation, but is ",
+      word,
+      ": fsdp-train learns from texts, conversations and preferences in its data, not from rewards of "
+      "generated answers or classes; translate a config of supervised fine-tuning, DPO, KTO, ORPO, SimPO or CPO");
+}
+
+/// The kind of training: rl of axolotl, stage of LLaMA-Factory.
+void Translator::read_stage(const Literal& value) {
+  const std::string word = word_of(value);
+  if (name_ == "stage" && (word == "sft" || word == "pt")) {
+    of_chats_ = word == "sft";
+    return off_.push_back(path());
+  }
+  if (is_off(value)) return off_.push_back(path());
+  const std::vector<std::string> kinds = name_ == "stage"
+                                             ? std::vector<std::string>{"dpo", "kto"}
+                                             : std::vector<std::string>{"dpo", "ipo", "kto", "orpo", "simpo"};
+  if (std::ranges::find(kinds, word) == kinds.end()) refuse_stage(word);
+  objective_ = word;
+  objective_from_ = origin(value);
+}
+
+void Translator::read_losses(const Literal& value) {
+  std::vector<std::string> words = words_of(value);
+  if (words.empty() || words.front().ends_with("nll")) return off_.push_back(path());
+  if (words.front() == "dft") return leave("training.loss has no such loss");
+  losses_ = std::move(words);
+  losses_from_ = origin(value);
+  losses_path_ = path();
+}
+
+/// A folder of this machine, or a model of a hub.
+void Translator::read_reference(const Literal& value) {
+  std::error_code ignored;
+  std::string folder = value.text;
+  if (std::ranges::count(folder, '/') == 1 && !folder.starts_with('.') && !folder.starts_with('/') &&
+      !fs::exists(folder, ignored)) {
+    folder = "models/" + folder.substr(folder.find('/') + 1);
+    notes_.push_back(concat("hf download ", util::shell_word(value.text), " --local-dir ",
+                            util::shell_word(folder), " fetches the reference"));
+  }
+  set("preference.reference_model", text_literal(folder), origin(value));
+}
+
 void Translator::read_floor(const Literal& value) { floor_ = number_of(value); }
 
 const std::vector<Translator::Rule>& Translator::rules() {
@@ -116,19 +162,33 @@ const std::vector<Translator::Rule>& Translator::rules() {
   using L = Literal;
   static const std::vector<Rule> kRules = {
       {"base_model model_name_or_path initial_load_path model", [](T& t, const L& v) { t.read_model(v); }},
-      {"rl reward_model process_reward_model num_labels stage",
+      {"rl stage", [](T& t, const L& v) { t.read_stage(v); }},
+      {"reward_model process_reward_model num_labels",
+       [](T& t, const L& v) { is_off(v) ? t.off_.push_back(t.path()) : t.refuse_stage(word_of(v)); }},
+      {"pref_loss loss_type dpo_loss_type", [](T& t, const L& v) { t.read_losses(v); }},
+      {"label_smoothing dpo_label_smoothing",
        [](T& t, const L& v) {
-         const std::string word = word_of(v);
-         if (t.name_ == "stage" && (word == "sft" || word == "pt")) {
-           t.of_chats_ = word == "sft";
-           return t.off_.push_back(t.path());
-         }
-         if (is_off(v)) return t.off_.push_back(t.path());
-         fail(
-             ErrorKind::kUsage, t.path(), " must be off for a translation, but is ", word,
-             ": fsdp-train trains language models on texts and conversations only, not on preferences, rewards "
-             "or classes; translate a config of supervised fine-tuning");
+         is_off(v) || number_of(v) == 0 ? t.off_.push_back(t.path())
+                                        : void(t.label_smoothing_ = {t.path(), v});
        }},
+      {"ref_model ref_model_name_or_path", [](T& t, const L& v) { t.read_reference(v); }},
+      {"rpo_alpha dpo_rpo_alpha pref_ftx pref_bco_weight dpop_lambda",
+       [](T& t, const L& v) {
+         number_of(v).value_or(0) == 0 ? t.off_.push_back(t.path()) : t.leave_with_answer();
+       }},
+      {"f_divergence_type",
+       [](T& t, const L& v) {
+         word_of(v).ends_with("reverse_kl") ? t.off_.push_back(t.path()) : t.leave_with_answer();
+       }},
+      {"truncation_mode",
+       [](T& t, const L& v) {
+         word_of(v) == "keep_start" ? t.off_.push_back(t.path()) : t.leave_with_answer();
+       }},
+      {"alpha",
+       [](T& t, const L& v) { number_of(v) == 0 ? t.off_.push_back(t.path()) : t.read_by_table(v); }},
+      // Without the switch that they belong to they have no effect.
+      {"ref_model_mixup_alpha ref_model_sync_steps f_alpha_divergence_coef discopop_tau",
+       [](T& t, const L&) { t.off_.push_back(t.path()); }},
       {"adapter finetuning_type peft_config.name",
        [](T& t, const L& v) {
          const std::string word = word_of(v);

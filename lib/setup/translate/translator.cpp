@@ -158,6 +158,110 @@ void Translator::complete_model() {
   }
 }
 
+/// The objective of TRL's loss_type or LLaMA-Factory's pref_loss. Throws Error(kUsage) for one that is absent
+/// here.
+std::string Translator::objective_of_losses() const {
+  const bool by_cpo_trainer = has("preference.cpo_alpha") || has("preference.simpo_gamma");
+  const bool of_llama_factory = form_.program == "LLaMA-Factory";
+  const bool of_trl = form_.program == "Hugging Face's Trainer";
+  if (of_trl && losses_.empty() && !by_cpo_trainer) {
+    fail(ErrorKind::kUsage,
+         "beta must come with loss_type for a translation, because trainers of TRL are told apart by it; add "
+         "loss_type: sigmoid for DPOTrainer, kto for KTOTrainer or orpo for ORPOTrainer");
+  }
+  const std::string loss = losses_.empty() ? "sigmoid" : util::join(losses_, " with ");
+  if (of_llama_factory || !by_cpo_trainer || losses_.empty()) {
+    static const std::vector<std::string> kSame = {"hinge",    "ipo",      "exo_pair", "robust",
+                                                   "apo_zero", "apo_down", "kto",      "orpo"};
+    static const std::vector<std::string> kOfLlamaFactory = {"hinge", "ipo", "orpo", "simpo"};
+    const std::vector<std::string>& same = of_llama_factory ? kOfLlamaFactory : kSame;
+    if (std::ranges::find(same, loss) != same.end()) return loss;
+    if (loss == "sigmoid") return by_cpo_trainer && !of_llama_factory ? "cpo" : "dpo";
+    if (loss == "sigmoid_norm" && !of_llama_factory) return "dpo";
+  } else if (loss == "sigmoid" || loss == "simpo") {
+    return loss == "simpo" ? "simpo" : "cpo";
+  }
+  fail(ErrorKind::kUsage, losses_path_, " must be a loss of training.objective for a translation, but is ",
+       loss, "; fsdp-train keys lists them under training.objective");
+}
+
+/// The objective, and what it needs from several names together.
+void Translator::complete_preferences() {
+  section_.clear();
+  const bool of_trl = form_.program == "Hugging Face's Trainer";
+  const bool has_labels = has("preference.desirable_weight") || has("preference.undesirable_weight");
+  if (of_trl && objective_.empty() && has_labels && losses_.empty()) losses_ = {"kto"};
+  std::string objective = objective_;
+  const bool asks_for_loss = objective_ == "dpo" || (of_trl && objective_.empty());
+  const bool is_told = !losses_.empty() || has("preference.beta") || has("preference.cpo_alpha") ||
+                       has("preference.simpo_gamma");
+  if (asks_for_loss && (objective_ == "dpo" || is_told)) objective = objective_of_losses();
+  const auto [smoothing_name, smoothing] = label_smoothing_;
+  if (objective.empty()) {
+    name_ = smoothing_name;
+    if (smoothing) set("training.label_smoothing", *smoothing, smoothing_name);
+    return;
+  }
+  name_ = "rl";
+  set("training.objective", text_literal(objective),
+      !losses_from_.empty()      ? losses_from_
+      : !objective_from_.empty() ? objective_from_
+                                 : "the trainer of the other names");
+  of_chats_ = true;
+  if (losses_ == std::vector<std::string>{"sigmoid_norm"})
+    set("preference.length_normalised", toml_literal("true"), losses_from_);
+  name_ = smoothing_name;
+  if (smoothing) {
+    set("preference.label_smoothing", *smoothing, smoothing_name);
+    if (objective == "dpo" && of_trl) {
+      notes_.push_back(
+          "preference.label_smoothing has an effect with dpo here; TRL 1.16 ignores it for this loss");
+    }
+  } else if (objective == "exo_pair") {
+    set("preference.label_smoothing", toml_literal("0.001"), "TRL's smallest");
+  }
+  if (of_trl && !has("optimizer.lr")) set("optimizer.lr", toml_literal("1e-6"), "default of TRL");
+  if (objective == "orpo" && form_.program == "LLaMA-Factory") {
+    notes_.push_back("the cross entropy of orpo has prompts too, as in TRL, unlike that of LLaMA-Factory");
+  }
+  if (objective == "kto" && form_.program == "LLaMA-Factory") {
+    notes_.push_back(
+        "kto exchanges answers with the row before, LLaMA-Factory with a row of its batch of rows to tokenize");
+  }
+  name_ = "cpo_alpha";
+  const bool adds_entropy = form_.program != "LLaMA-Factory" && objective == "simpo";
+  const auto alpha = kept_.find("preference.cpo_alpha");
+  if (adds_entropy && (alpha == kept_.end() || std::get<double>(alpha->second.value) != 0)) {
+    leave(
+        "the other program adds the cross entropy of chosen answers with this weight, 1 unless it is given; "
+        "training.objective = \"simpo\" has none");
+  }
+  if (objective == "simpo") kept_.erase("preference.cpo_alpha");
+  const auto reference = kept_.find("preference.reference");
+  if (reference != kept_.end() && reference->second.value == Value(std::string("stored"))) {
+    notes_.push_back("fsdp-train reference-log-probs CONFIG computes the references, before the run");
+  }
+}
+
+/// Rows of preferences: both documents share one.
+void Translator::complete_preference_rows() {
+  if (!learns_preferences()) return;
+  section_ = name_ = "";
+  for (const char* key : {"data.documents", "data.train_on", "data.max_tokens"}) {
+    if (kept_.erase(key) > 0) off_.push_back(concat(key, " (answers are read document by document)"));
+  }
+  if (const auto length = kept_.find("data.sequence_length"); length != kept_.end()) {
+    length->second.value = 2 * std::get<int64_t>(length->second.value);
+    length->second.from += ", of each of the two documents in a row";
+  }
+  const bool of_labels = kept_.at("training.objective").value == Value(std::string("kto"));
+  const auto rows = kept_.find("data.micro_batch_size");
+  if (of_labels && rows != kept_.end() && form_.program != "LLaMA-Factory") {
+    set("preference.exchanged_rows", toml_literal(concat(std::get<int64_t>(rows->second.value))),
+        "TRL exchanges answers within a batch");
+  }
+}
+
 void Translator::complete_data() {
   section_ = name_ = "";
   if (!betas_.empty() && betas_[0] >= 0 && betas_[1] >= 0) {
@@ -173,7 +277,9 @@ void Translator::complete_data() {
                             is_first ? other : toml_text(betas_[1]), "]")),
         is_first ? "adam_beta1" : "adam_beta2");
   }
-  const std::string data = of_chats_ ? "data/chats" : "data/texts";
+  const std::string data = learns_preferences() ? "data/preferences"
+                           : of_chats_          ? "data/chats"
+                                                : "data/texts";
   set("data.train", list_literal({data + ".train.u32"}), "written by fsdp-data tokenize, above");
   if (validates_ || has("evaluation.interval_steps")) {
     if (evaluates_)
@@ -184,6 +290,7 @@ void Translator::complete_data() {
     set("data.tokenizer", text_literal(concat(model_.empty() ? "MODEL" : model_, "/tokenizer.json")),
         "beside the model");
   }
+  if (learns_preferences()) return;
   if (of_chats_ && !counts_inputs_)
     set("data.train_on", text_literal("assistant"),
         "only answers count in the loss, as in the other program");
@@ -286,14 +393,19 @@ std::string Translator::sections() const {
 std::string Translator::head(const fs::path& file) const {
   const auto kept = kept_.find("data.tokenizer");
   const std::string tokenizer = kept == kept_.end() ? "TOKENIZER" : std::get<std::string>(kept->second.value);
-  const std::string data = of_chats_ ? "data/chats" : "data/texts";
+  const std::string data = learns_preferences() ? "data/preferences"
+                           : of_chats_          ? "data/chats"
+                                                : "data/texts";
   std::string text = concat("Translated from ", file.filename().string(), ", ", "a config of ", form_.program,
                             ", by fsdp-train init --from-config.\n\nBefore the run:\n");
   if (!hub_model_.empty())
     text += concat("  hf download ", util::shell_word(hub_model_), " --local-dir ", util::shell_word(model_),
                    "\n");
-  text += concat("  fsdp-data tokenize ", of_chats_ ? "chats.jsonl --chat" : "texts/*.txt", " --tokenizer ",
-                 util::shell_word(tokenizer), " --output ", data, ".train.u32");
+  const char* const texts = learns_preferences() ? "preferences.jsonl --preference"
+                            : of_chats_          ? "chats.jsonl --chat"
+                                                 : "texts/*.txt";
+  text += concat("  fsdp-data tokenize ", texts, " --tokenizer ", util::shell_word(tokenizer), " --output ",
+                 data, ".train.u32");
   if (kept_.contains("data.validation")) {
     text += concat(" \\\n      --validation-output ", data, ".validation.u32 --validation-fraction ",
                    validation_share_);
@@ -319,6 +431,7 @@ void Translator::check_whole(const fs::path& file) {
       weights == kept_.end() || fs::exists(std::get<std::string>(weights->second.value), ignored);
   std::vector<std::string> overrides;
   if (!is_there) overrides = {"model.init_from=", "model.max_position_embeddings=10000000"};
+  if (!is_there && learns_preferences()) overrides[0] = "model.hidden_size=256";  // a reference has weights
   try {
     parse_config(sections(), file.string(), overrides);
   } catch (const util::Error& error) {
@@ -328,11 +441,13 @@ void Translator::check_whole(const fs::path& file) {
 }
 
 Translation Translator::finish(const fs::path& file) {
+  complete_preferences();
   complete_schedule();
   complete_adapters();
   complete_model();
   complete_data();
   add_defaults();
+  complete_preference_rows();
   complete_adapters();
   drop_without_effect();
   Translation result;

@@ -63,6 +63,10 @@ class Translator {
   void read_by_table(const Literal& value);
 
   void read_model(const Literal& value);
+  void read_stage(const Literal& value);
+  [[noreturn]] void refuse_stage(const std::string& word) const;
+  void read_losses(const Literal& value);
+  void read_reference(const Literal& value);
   void read_targets(const Literal& value);
   void offload_activations(const Literal& value);
   void read_data(const Literal& value);
@@ -70,6 +74,10 @@ class Translator {
   void read_strategy(const Literal& value);
   void read_floor(const Literal& value);
 
+  bool learns_preferences() const { return has("training.objective"); }
+  std::string objective_of_losses() const;
+  void complete_preferences();
+  void complete_preference_rows();
   void complete_adapters();
   void complete_model();
   void complete_data();
@@ -88,6 +96,10 @@ class Translator {
   std::vector<double> betas_;
   std::string model_, hub_model_, flavor_, validation_share_ = "0.05";
   std::optional<double> floor_, decay_ratio_;
+  std::string objective_, objective_from_;  ///< rl or stage, and its origin; empty: none
+  std::vector<std::string> losses_;         ///< names of losses of preferences, as the other program has them
+  std::string losses_from_, losses_path_;
+  std::pair<std::string, std::optional<Literal>> label_smoothing_;  ///< its name and value
   bool has_adapter_ = false, has_rank_ = false, of_chats_ = false, validates_ = false, counts_inputs_ = false;
   bool evaluates_ = true;
   size_t names_ = 0;

@@ -191,6 +191,128 @@ TEST(Translate, ConvertsSingleValues) {
   EXPECT_TRUE(with("wandb_project:\nwandb_entity: ''").left_out.empty());
 }
 
+TEST(Translate, KeepsAxolotlsPreferences) {
+  const std::string base =
+      "base_model: ./m\nsequence_len: 512\nmicro_batch_size: 2\nlearning_rate: 1e-5\ntrain_on_inputs: false\n"
+      "sample_packing: false\ndatasets:\n  - path: pairs.jsonl\n    type: chatml.intel\n";
+  const auto with = [&](const std::string& lines) { return of_text("a.yml", base + lines); };
+  const Translation dpo = with("rl: dpo\nrl_beta: 0.2\ndpo_norm_loss: true\nadapter: lora\nlora_r: 4\n");
+  expect_lines(dpo, {"objective = \"dpo\"", "beta = 0.2", "length_normalised = true",
+                     "sequence_length = 1024", "train = [\"data/preferences.train.u32\"]", "rank = 4"});
+  expect_in(dpo.toml, "#   fsdp-data tokenize preferences.jsonl --preference --tokenizer ");
+  EXPECT_TRUE(dpo.left_out.empty()) << dpo.toml;
+  const Config config = checked(dpo, {"model.hidden_size=256", "model.max_position_embeddings=8192"});
+  EXPECT_EQ(config.data.documents, data::DocumentTreatment::kJoin);
+  EXPECT_EQ(config.data.train_on, data::TrainOn::kAll);
+  expect_lines(with("rl: ipo\n"), {"objective = \"ipo\""});
+  expect_lines(with("rl: orpo\norpo_alpha: 0.3\n"), {"objective = \"orpo\"", "beta = 0.3"});
+  expect_lines(
+      with("rl: kto\nkto_desirable_weight: 0.2\nkto_undesirable_weight: 1.5\n"),
+      {"objective = \"kto\"", "desirable_weight = 0.2", "undesirable_weight = 1.5", "exchanged_rows = 2"});
+  // Its trainer adds a cross entropy to SimPO unless its weight is 0.
+  EXPECT_TRUE(with("rl: simpo\nsimpo_gamma: 1.5\ncpo_alpha: 0\n").left_out.empty());
+  const Translation simpo = with("rl: simpo\nsimpo_gamma: 1.5\n");
+  expect_lines(simpo, {"objective = \"simpo\"", "simpo_gamma = 1.5"});
+  EXPECT_EQ(simpo.left_out, std::vector<std::string>{"cpo_alpha"});
+  EXPECT_EQ(with("rl: dpo\nrpo_alpha: 1\n").left_out, std::vector<std::string>{"rpo_alpha"});
+}
+
+TEST(Translate, KeepsLlamaFactorysPreferences) {
+  const std::string base =
+      "model_name_or_path: ./m\nfinetuning_type: full\ntemplate: qwen\ncutoff_len: 700\ndataset: dpo_en_demo\n"
+      "per_device_train_batch_size: 2\n";
+  const auto with = [&](const std::string& lines) { return of_text("a.yaml", base + lines); };
+  const std::vector<std::string> template_only = {"template"};
+  const Translation dpo =
+      with("stage: dpo\npref_beta: 0.2\npref_loss: sigmoid\npref_ftx: 0.0\nref_model: ./r\n");
+  expect_lines(dpo,
+               {"objective = \"dpo\"", "beta = 0.2", "reference_model = \"./r\"", "sequence_length = 1400"});
+  EXPECT_EQ(dpo.left_out, template_only);
+  for (const char* loss : {"hinge", "ipo", "orpo", "simpo"}) {
+    const Translation other = with(concat("stage: dpo\npref_loss: ", loss, "\n"));
+    expect_lines(other, {concat("objective = \"", loss, "\"")});
+    EXPECT_EQ(other.left_out, template_only) << other.toml;
+  }
+  expect_lines(with("stage: dpo\n"), {"objective = \"dpo\""});
+  expect_lines(with("stage: dpo\ndpo_label_smoothing: 0.1\n"), {"label_smoothing = 0.1"});
+  expect_lines(with("stage: kto\nkto_chosen_weight: 1.5\nkto_rejected_weight: 0.5\n"),
+               {"objective = \"kto\"", "desirable_weight = 1.5", "undesirable_weight = 0.5"});
+  EXPECT_EQ(with("stage: dpo\npref_ftx: 0.5\n").left_out, (std::vector<std::string>{"template", "pref_ftx"}));
+  expect_in(usage_error_of([&] { with("stage: dpo\npref_loss: kto_pair\n"); }),
+            "pref_loss must be a loss of training.objective for a translation, but is kto_pair");
+}
+
+TEST(Translate, KeepsTrlsPreferences) {
+  const std::string base = "model_name_or_path: ./m\nper_device_train_batch_size: 4\nmax_length: 512\n";
+  const auto with = [&](const std::string& lines) { return of_text("a.yaml", base + lines); };
+  const std::vector<std::pair<std::string, std::vector<std::string>>> cases = {
+      {"loss_type: sigmoid\nbeta: 0.3\n", {"objective = \"dpo\"", "beta = 0.3", "lr = 1e-6"}},
+      {"loss_type: [sigmoid]\nprecompute_ref_log_probs: true\n",
+       {"objective = \"dpo\"", "reference = \"stored\""}},
+      {"loss_type: sigmoid_norm\n", {"objective = \"dpo\"", "length_normalised = true"}},
+      {"loss_type: robust\nlabel_smoothing: 0.2\n", {"objective = \"robust\"", "label_smoothing = 0.2"}},
+      {"loss_type: exo_pair\n", {"objective = \"exo_pair\"", "label_smoothing = 0.001"}},
+      {"loss_type: apo_down\n", {"objective = \"apo_down\""}},
+      {"loss_type: kto\n", {"objective = \"kto\"", "exchanged_rows = 4"}},
+      {"desirable_weight: 1.5\nundesirable_weight: 0.5\n", {"objective = \"kto\"", "desirable_weight = 1.5"}},
+      {"loss_type: sigmoid\ncpo_alpha: 0.5\n", {"objective = \"cpo\"", "cpo_alpha = 0.5"}},
+      {"loss_type: simpo\ncpo_alpha: 0.0\nsimpo_gamma: 1.0\n",
+       {"objective = \"simpo\"", "simpo_gamma = 1.0"}},
+      {"loss_type: orpo\nbeta: 0.2\n", {"objective = \"orpo\"", "beta = 0.2"}}};
+  for (const auto& [lines, expected] : cases) {
+    SCOPED_TRACE(lines);
+    const Translation translation = with(lines);
+    expect_lines(translation, expected);
+    expect_lines(translation, {"sequence_length = 1024"});
+    EXPECT_TRUE(translation.left_out.empty()) << translation.toml;
+  }
+  const auto refused = [&](const std::string& lines, const std::string& part) {
+    expect_in(usage_error_of([&] { with(lines); }), part);
+  };
+  refused("loss_type: sppo_hard\n", "but is sppo_hard");
+  refused("loss_type: [sigmoid, sft]\n", "but is sigmoid with sft");
+  refused("loss_type: hinge\ncpo_alpha: 1.0\n", "but is hinge");
+  refused("beta: 0.1\n", "beta must come with loss_type for a translation");
+  EXPECT_EQ(with("loss_type: sigmoid\nsync_ref_model: true\n").left_out,
+            std::vector<std::string>{"sync_ref_model"});
+  // Losses of texts are none of preferences.
+  EXPECT_EQ(with("loss_type: nll\nlabel_smoothing: 0.1\n").toml.find("objective"), std::string::npos);
+  expect_lines(with("loss_type: nll\nlabel_smoothing: 0.1\n"), {"label_smoothing = 0.1"});
+}
+
+TEST(Translate, ReadsPreferencesAsTrlWritesThem) {
+  const char* chosen = std::getenv("FSDP_TEST_PYTHON");
+  const std::string python = chosen == nullptr ? "python3" : chosen;
+  const testing::TemporaryFolder folder;
+  const auto result = testing::run(
+      {"/usr/bin/env", python, "-c",
+       "import sys\n"
+       "from trl import DPOConfig, KTOConfig\n"
+       "from trl.experimental.cpo import CPOConfig\n"
+       "common = dict(output_dir='mine', use_cpu=True, per_device_train_batch_size=6, max_length=300, beta=0.3)\n"
+       "configs = dict(dpo=DPOConfig(loss_type=['ipo'], precompute_ref_log_probs=True, **common),\n"
+       "    kto=KTOConfig(desirable_weight=1.5, **common),\n"
+       "    simpo=CPOConfig(loss_type='simpo', cpo_alpha=0.0, simpo_gamma=0.9, **common))\n"
+       "for name, config in configs.items():\n"
+       "    open(f'{sys.argv[1]}/{name}.json', 'w').write(config.to_json_string())\n",
+       folder.path().string()},
+      {.timeout_seconds = 120});
+  if (result.exit_code != 0) GTEST_SKIP() << "set FSDP_TEST_PYTHON to a Python that has trl";
+  const std::vector<std::pair<std::string, std::vector<std::string>>> cases = {
+      {"dpo", {"objective = \"ipo\"", "reference = \"stored\""}},
+      {"kto", {"objective = \"kto\"", "desirable_weight = 1.5", "exchanged_rows = 6"}},
+      {"simpo", {"objective = \"simpo\"", "simpo_gamma = 0.9"}}};
+  for (const auto& [name, expected] : cases) {
+    SCOPED_TRACE(name);
+    const Translation translation = translated(folder / (name + ".json"));
+    expect_lines(translation, expected);
+    expect_lines(translation, {"beta = 0.3", "sequence_length = 600", "micro_batch_size = 6", "lr = 1e-6"});
+    EXPECT_EQ(translation.left_out, std::vector<std::string>{"per_device_eval_batch_size"})
+        << translation.toml;
+    checked(translation, {"model.hidden_size=256", "model.max_position_embeddings=8192"});
+  }
+}
+
 TEST(Translate, RefusesFilesOfNoKnownForm) {
   const auto error = [](const std::string& name, const std::string& text) {
     return usage_error_of([&] { of_text(name, text); });
@@ -200,7 +322,10 @@ TEST(Translate, RefusesFilesOfNoKnownForm) {
   expect_in(error("a.json", "{\"learning_rate\": "), "a.json: is not valid JSON");
   expect_in(error("a.py", "x = 1\n"), "found a program, as torchtitan's configs are since 2026");
   expect_in(error("a.yml", "base_model: m\nx: &a 1\n"), "a.yml:2: not read here: a value that begins with &");
-  expect_in(error("a.yml", "base_model: m\nrl: dpo\n"), "rl must be off for a translation, but is dpo");
+  expect_in(error("a.yml", "base_model: m\nrl: grpo\n"),
+            "rl must be off or a kind of preference tuning for a translation, but is grpo");
+  expect_in(error("a.yml", "base_model: m\nreward_model: true\n"), "reward_model must be off or a kind of");
+  expect_in(error("a.yml", "template: x\nstage: ppo\n"), "stage must be off or a kind of preference tuning");
 }
 
 TEST(Translate, WritesNoTextOfTheFileOutsideOfComments) {
