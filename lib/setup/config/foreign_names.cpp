@@ -331,8 +331,6 @@ constexpr ForeignName kNames[] = {
      "there is no such optimizer: lora.rank and optimizer.name = \"adafactor\" save memory"},
     {"", "wandb_* enable_wandb use_wandb wandb mlflow_* comet_* swanlab_* neptune_* clearml_*",
      "runs are not sent to a tracking service: logging.tensorboard writes event files, and metrics.jsonl in run.output_dir has all numbers"},
-    {"", "dpo_* kto_* orpo_* grpo_* ppo_* rl reward_model* trl ref_model pref_beta pref_loss rlhf_*",
-     "there is no preference tuning such as DPO or KTO: data.train_on selects the tokens of supervised fine-tuning"},
     {"", "kd_normalize_topk",
      "probabilities of a teacher's likeliest tokens are not scaled up: with distillation.top_k all other tokens "
      "count as one"},

@@ -65,7 +65,8 @@ Settings with_objective(const std::string& name, Settings more = {}) {
   return more;
 }
 const Settings kReferenceModel = {"preference.reference_model = \"w\""},
-               kStoredReference = {"preference.reference = \"stored\""};
+               kStoredReference = {"preference.reference = \"stored\""},
+               kTeacher = {"distillation.teacher_model = \"t\""};
 
 const std::map<std::string, Row>& rows() {
   static const Settings none;
@@ -208,6 +209,16 @@ const std::map<std::string, Row>& rows() {
         {with_objective("dpo"), with_objective("kto", {"preference.reference = \"model\""})},
         {none, with_objective("simpo"), with_objective("dpo", kStoredReference),
          with_objective("dpo", {"preference.reference = \"base\"", "lora.rank = 8"})}}},
+      {"distillation.teacher",
+       {"\"stored\"",
+        {with_objective("distill", {"distillation.top_k = 8"})},
+        {none, with_objective("dpo", kReferenceModel)}}},
+      {"distillation.teacher_model", {"\"t\"", {with_objective("distill")}, {none, with_objective("cpo")}}},
+      {"distillation.beta", {"0.25", {with_objective("distill", kTeacher)}, {none, with_objective("cpo")}}},
+      {"distillation.temperature",
+       {"2.0", {with_objective("distill", kTeacher)}, {none, with_objective("cpo")}}},
+      {"distillation.alpha", {"0.5", {with_objective("distill", kTeacher)}, {none, with_objective("cpo")}}},
+      {"distillation.top_k", {"8", {with_objective("distill", kTeacher)}, {none, with_objective("cpo")}}},
       {"evaluation.max_samples", {"64", {kValidates}, {{"data.validation = []"}}}},
       {"evaluation.accuracy", {"true", {kValidates}, {{"data.validation = []"}}}},
       {"evaluation.best_metric",
