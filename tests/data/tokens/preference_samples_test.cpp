@@ -233,7 +233,7 @@ class StoredReference : public ::testing::Test {
   TemporaryFolder folder_;
   const std::string path_ = write_answers(folder_, "a.bin", two_pairs());
   const DataOptions pairs_ = options(PreferenceRows::kPairs);
-  const std::string remedy_ = "compute them with fsdp-train reference-log-probs";
+  const std::string remedy_ = "compute it with fsdp-train reference-log-probs";
 };
 
 TEST_F(StoredReference, IsReadAsWritten) {
@@ -263,18 +263,18 @@ TEST_F(StoredReference, IsRefusedWhereItIsMissingOrOfAnotherRun) {
            "which does not exist; " + remedy_},
           pairs_);
   write(path_, pairs_, {-1, -2, -3, -4});
-  refused({"a.bin.reference are for sequence_length = 10, but the run has 9", remedy_},
+  refused({"a.bin.reference is for sequence_length = 10, but the run has 9", remedy_},
           options(PreferenceRows::kPairs, 9));
-  refused({"are for rows = \"pairs\", but the run has \"single\""}, options(PreferenceRows::kSingle));
+  refused({"is for rows = \"pairs\", but the run has \"single\""}, options(PreferenceRows::kSingle));
   DataOptions grouped = options(PreferenceRows::kSingle);
   write(path_, grouped, {-1, -2, -3, -4, -5, -6, -7, -8});
   grouped.preference.exchanged_rows = 2;
-  refused({"are for exchanged_rows = 0, but the run has 2"}, grouped);
+  refused({"is for exchanged_rows = 0, but the run has 2"}, grouped);
   write(path_, pairs_, {-1, -2, -3, -4});
   std::vector<Answer> others = two_pairs();
   others[3].completion[0] = 99;
   write_answers(folder_, "a.bin", others);
-  refused({"a.bin.reference are of other data: ", remedy_}, pairs_);
+  refused({"a.bin.reference is of other data: ", remedy_}, pairs_);
 }
 
 TEST_F(StoredReference, IsRefusedWhereItIsDamaged) {
