@@ -359,12 +359,11 @@ TEST_F(FsdpData, TokenizesPreferences) {
   folder.write("pairs.jsonl", pairs(2));
   ASSERT_EQ(run("tokenize pairs.jsonl --preference --chat-template chatml --output a.bin --threads 2"), 0)
       << err;
-  EXPECT_EQ(
-      out,
-      "a.bin: 2 pairs, 262 tokens, 26 of chosen and 24 of rejected answers\n"
-      "half of the conversations have at most 65 tokens, 99 % at most 66; the longest have 66 (line 1 of "
-      "pairs.jsonl), 66 (line 2 of pairs.jsonl) and 65 (line 1 of pairs.jsonl)\n"
-      "data.documents = \"split\" and data.sequence_length = 65 keep each in one row\n");
+  EXPECT_EQ(out,
+            "a.bin: 2 pairs, 262 tokens, 26 of chosen and 24 of rejected answers\n"
+            "half of the documents have at most 65 tokens, 99 % at most 66; the longest have 66 (line 1 of "
+            "pairs.jsonl), 66 (line 2 of pairs.jsonl) and 65 (line 1 of pairs.jsonl)\n"
+            "data.sequence_length = 130 keeps any two in one row\n");
   EXPECT_EQ(err, "info: recognised pairs of answers (prompt, chosen, rejected) in pairs.jsonl\n");
   ASSERT_EQ(run("inspect a.bin"), 0) << err;
   EXPECT_NE(out.find("4 documents, 50 tokens of the assistant (26 in last turns or chosen answers)"),
