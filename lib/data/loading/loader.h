@@ -23,8 +23,8 @@ namespace fsdp::data {
 
 /// The completions of a batch that an objective scores.
 struct ScoredCompletions {
-  /// For each target, the number of the document whose completion it belongs to; -1: of none. [B, T] int64,
-  /// on the device of the targets.
+  /// Number of the document whose completion each target belongs to, or -1. [B, T] int64, on the device of
+  /// the targets.
   at::Tensor of_targets;
   at::Tensor preferred;   ///< whether a document is chosen or desirable, [documents] bool, in host memory
   at::Tensor references;  ///< the stored reference's log-probabilities, [documents] double; undefined: none

@@ -27,7 +27,7 @@ struct ScoredDocument {
   bool exchanged = false;      ///< its completion is another document's
   /// Log-probability of its completion by the stored reference; NaN: unknown.
   double reference = std::numeric_limits<double>::quiet_NaN();
-  /// For each input, whether its target belongs to the completion: [end - begin].
+  /// Whether the target of each input belongs to the completion: [end - begin].
   std::vector<bool> completes = {};
 };
 

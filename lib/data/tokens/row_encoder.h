@@ -12,7 +12,7 @@ namespace fsdp::data {
 
 /// The part that a token has in a conversation. The values are those of files (token_turns.h). In preferences
 /// (data/chat/preference_encoder.h), only answers count as the assistant's text, and the value is the rating.
-/// Of each pair, the chosen answer is the first document, and the rejected answer is the second.
+/// The chosen answer of a pair is the first document, and the rejected one the second.
 enum class TokenPart : uint8_t {
   kContext = 0,    ///< text that the assistant answers to, and text that the template adds
   kAssistant = 1,  ///< text of a turn of the assistant; in preferences: of a rejected or undesirable answer

@@ -49,8 +49,8 @@ struct PreferenceMetric {
   std::string name;
   at::Tensor sum, count;  ///< double scalars
 };
-/// rewards/chosen, rewards/rejected, rewards/accuracies, rewards/margins, logps/chosen and logps/rejected.
-/// With single rows no accuracies, and the margins are those of the means (margin_of_means()).
+/// Returns rewards/chosen, rewards/rejected, logps/chosen and logps/rejected, and of pairs also
+/// rewards/accuracies and rewards/margins. The caller computes the margins of single rows from their means.
 std::vector<PreferenceMetric> preference_metrics(const Objective& objective, const CompletionScores& scores,
                                                  const PreferenceOptions& options);
 

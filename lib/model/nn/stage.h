@@ -37,7 +37,7 @@ struct DropoutChoice {
 /// For each row of a batch, the positions where documents begin: ascending, 0 first.
 using DocumentStarts = std::vector<std::vector<int64_t>>;
 
-/// What a student learns in one forward pass.
+/// A teacher's distributions, and the loss by which a student learns them in one forward pass.
 struct Lesson {
   kernels::TeacherRows teacher;  ///< of all tokens of the batch, row after row
   kernels::DivergenceTerms terms;
@@ -65,8 +65,8 @@ struct StageContext {
   bool wants_log_probs = false;
   /// Receiver of whether no token is likelier than the target, [B, T] bool, beside them. Null: nobody asks.
   std::shared_ptr<at::Tensor> is_greedy = nullptr;
-  /// With targets: a model returns the loss of each token, [B, T] fp32 (kernels::linear_divergence()). Null:
-  /// it does not learn from a teacher.
+  /// Lesson of a student: a model with targets returns the loss of each token, [B, T] fp32
+  /// (kernels::linear_divergence()). Null: it does not learn from a teacher.
   std::shared_ptr<const Lesson> lesson = nullptr;
   /// Receiver of the likeliest tokens, in place of scores. Null: nobody asks.
   std::shared_ptr<LikeliestTokens> likeliest = nullptr;
