@@ -66,7 +66,7 @@ void add_simulate_options(CLI::App& app, SimulateArguments& arguments) {
       ->check(cli::at_least(0))
       ->needs(mtbf);
   app.add_option("--checkpoint-interval-minutes", options.checkpoint_interval_minutes,
-                 "with --mtbf-hours: of steps between two saves; default: the best")
+                 "with --mtbf-hours: of steps between two saves; default: checkpoint.interval_minutes, or the best")
       ->check(cli::above(0))
       ->needs(mtbf);
   app.add_option(

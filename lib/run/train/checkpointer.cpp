@@ -85,6 +85,7 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
     if (!verifies()) kept = retention();
   });
   step_being_saved_ = position.step;
+  seconds_being_saved_ = position.training_seconds;
   wants_save_ = false;
   best_is_being_saved_ = best;
   if (!tree_) tree_ = std::make_shared<comm::RankTree>(communicator_);
@@ -203,6 +204,7 @@ void Checkpointer::succeeded(const checkpoint::SavedCheckpoint& saved) {
   under_way_.reset();
   failure_.reset();
   saved_step_ = step_being_saved_;
+  saved_seconds_ = seconds_being_saved_;
   last_saved_ = saved.folder;
   say("saved " + saved.folder.string());
   for (const fs::path& removed : saved.removed) say("removed " + removed.string());

@@ -83,6 +83,13 @@ class Checkpointer {
   /// The step of the newest checkpoint of this run, including the one it resumed from. Not collective.
   std::optional<int64_t> saved_step() const { return saved_step_; }
 
+  /// RunPosition::training_seconds of that checkpoint; 0 if there is none. Only rank 0 knows it in a run that
+  /// continues from memory. Not collective.
+  double saved_seconds() const { return saved_seconds_; }
+
+  /// Whether a save is under way, or its checkpoint is being verified. Not collective, the same on every rank.
+  bool is_saving() const { return under_way_ || verification_; }
+
   /// Whether a checkpoint of this run was found damaged when read back, and should be replaced before the
   /// next save is due (checkpoint.verify_saved). Not collective, the same on every rank.
   bool wants_save() const { return wants_save_; }
@@ -139,7 +146,9 @@ class Checkpointer {
   nlohmann::json model_;                                   ///< entry of the model in manifests, on rank 0
   std::optional<checkpoint::AdapterDescription> adapter_;  ///< only rank 0's, with lora.rank
   std::optional<int64_t> saved_step_;
+  double saved_seconds_ = 0;
   int64_t step_being_saved_ = 0;
+  double seconds_being_saved_ = 0;  ///< RunPosition::training_seconds of that step
   bool best_is_being_saved_ = false;
   bool training_is_over_ = false;
   std::optional<comm::AgreedError> failure_;

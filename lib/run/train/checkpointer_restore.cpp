@@ -147,6 +147,8 @@ void Checkpointer::take_over(const nlohmann::json& origin) {
     for (const auto& found : checkpoint::find_checkpoints(output_folder()).complete) {
       if (checkpoint::is_of_run(found, run_)) newest = found.folder.filename().string();
     }
+    if (newest.empty()) return;
+    saved_seconds_ = checkpoint::read_manifest(output_folder() / newest).training.value("training_seconds", 0.0);
   });
   prepare_copies();
   newest = comm::all_gather_text(communicator_, newest, {.unit = "newest checkpoint"}).front();
@@ -298,6 +300,7 @@ void Checkpointer::load_all(const fs::path& folder) {
   }
   resumed_from_ = folder;
   saved_step_ = manifest.step;
+  saved_seconds_ = restored_.training_seconds;
 }
 
 /// Tells that weights and states are kept in the types of fsdp.param_storage and optimizer.state_dtype,

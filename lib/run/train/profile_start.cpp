@@ -57,7 +57,9 @@ std::vector<util::StartPhase> profile_start(config::Config config,
                                             std::shared_ptr<comm::Communicator> communicator) {
   const TemporaryOutput output(*communicator);
   config.run.output_dir = output.path();
+  config.checkpoint.schedule = checkpoint::SaveTimes::kInterval;
   config.checkpoint.interval_steps = 0;
+  config.checkpoint.interval_minutes = 0;
   config.checkpoint.save_at_end = false;
   if (config.checkpoint.resume == "auto") config.checkpoint.resume = "never";
   Trainer(config, std::move(communicator), {}, {.stop_requested = [] { return true; }}).run();

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "run/train/save_schedule.h"
+
 namespace fsdp::train {
 namespace {
 
@@ -16,8 +18,9 @@ void TimeLeft::set_schedule(const config::Config& config) {
   due_[index(Pause::kValidation)] = {.interval = validates ? config.evaluation.interval_steps : 0,
                                      .at_end = validates};
   due_[index(Pause::kSample)] = {.interval = config.logging.sample_every};
-  due_[index(Pause::kSave)] = {.interval = config.checkpoint.interval_steps,
+  due_[index(Pause::kSave)] = {.interval = steps_between_saves(config.checkpoint),
                                .at_end = config.checkpoint.save_at_end};
+  save_interval_ = config.checkpoint.interval_minutes * 60;
 }
 
 void TimeLeft::add_steps(int64_t steps, double seconds) {
@@ -53,6 +56,7 @@ std::optional<double> TimeLeft::seconds_after(int64_t step) const {
     const Seen& seen = seen_[index(kind)];
     if (seen.count == 0) continue;
     double count = pauses_from(step, kind);
+    if (kind == Pause::kSave && save_interval_ > 0) count += std::floor(seconds / save_interval_);
     if (const int64_t validations = seen_[index(Pause::kValidation)].count;
         kind == Pause::kSave && validations > 0) {  // saves of the best state follow validations
       count += pauses_from(step, Pause::kValidation) * static_cast<double>(seen.unexpected) /

@@ -21,6 +21,8 @@ class TimeLeft {
  public:
   /// Reads when pauses are due from the config, whose training.steps are known.
   void set_schedule(const config::Config& config);
+  /// Sets the seconds from the beginning of a save to that of the next, where saves go by time.
+  void set_save_interval(double seconds) { save_interval_ = seconds; }
 
   /// Adds the time of so many steps.
   void add_steps(int64_t steps, double seconds);
@@ -48,6 +50,7 @@ class TimeLeft {
   int64_t total_steps_ = 0;
   std::array<Due, kKinds> due_{};
   std::array<Seen, kKinds> seen_{};
+  double save_interval_ = 0;  ///< 0: saves do not go by time, or their interval is not known yet
   int64_t readings_ = 0;
   double steps_ = 0, step_seconds_ = 0;  ///< sums in which older readings count less
 };

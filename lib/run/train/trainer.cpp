@@ -37,7 +37,7 @@ RunSummary Trainer::run() {
   checkpointer_->end_of_training();
   const checkpoint::CheckpointOptions& options = run_.config.checkpoint;
   const bool save =
-      options.save_at_end || ((summary.stopped || run_.out_of_time) && options.interval_steps > 0);
+      options.save_at_end || ((summary.stopped || run_.out_of_time) && saves_->schedule().saves_on_the_way());
   saves_->save_if(save && checkpointer_->saved_step() != run_.position.step, /*best=*/false);
   checkpointer_->finish();
   if (checkpointer_->wants_save()) {
@@ -93,7 +93,7 @@ StepPosition Trainer::next_position() const {
           .samples = loader_->samples_per_micro_step() * micro_batches,
           .micro_batches = micro_batches,
           .reads_outcome = step == steps || is_due(config.logging.interval_steps) ||
-                           is_due(config.checkpoint.interval_steps) ||
+                           saves_->schedule().may_be_due(step) ||
                            is_due(config.evaluation.interval_steps) || checkpointer_->wants_save()};
 }
 

@@ -6,10 +6,19 @@ namespace fsdp::config {
 
 std::vector<Key> output_keys() {
   return {
-      {KEY(checkpoint, interval_steps), "steps between saves; 0: only at the end", at_least(0)},
+      {KEY(checkpoint, schedule),
+       "interval: save every interval_steps or interval_minutes; continuous: begin a save when the previous "
+       "one has ended (needs asynchronous)"},
+      {KEY(checkpoint, interval_steps), "steps between saves; 0: only at the end", at_least(0),
+       is("checkpoint.schedule", {"interval"}) && is("checkpoint.interval_minutes", {"0.0"})},
+      {KEY(checkpoint, interval_minutes),
+       "minutes between saves, by the clock of rank 0, in place of interval_steps; 0: interval_steps counts",
+       at_least(0), is("checkpoint.schedule", {"interval"})},
       {KEY(checkpoint, save_at_end), "save after the last step"},
       {KEY(checkpoint, keep_last), "delete all but this many newest checkpoints; 0: keep all", at_least(0)},
-      {KEY(checkpoint, keep_every), "also keep each checkpoint whose step is a multiple of this; 0: none",
+      {KEY(checkpoint, keep_every),
+       "also keep each checkpoint whose step is a multiple of this, which is saved too if saves go by time; 0: "
+       "none",
        at_least(0), is_above_0("checkpoint.keep_last")},
       {KEY(checkpoint, keep_best),
        "save after each validation that is the best so far by evaluation.best_metric, keep that checkpoint and "

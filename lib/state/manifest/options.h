@@ -29,8 +29,20 @@ constexpr auto enum_names(VerifySaved) {
       {{VerifySaved::kNone, "none"}, {VerifySaved::kBackground, "background"}});
 }
 
+/// When a run saves, beside its end.
+enum class SaveTimes {
+  kInterval,    ///< after interval_steps or interval_minutes
+  kContinuous,  ///< when the previous save has ended
+};
+constexpr auto enum_names(SaveTimes) {
+  return std::to_array<util::EnumName<SaveTimes>>(
+      {{SaveTimes::kInterval, "interval"}, {SaveTimes::kContinuous, "continuous"}});
+}
+
 struct CheckpointOptions {
+  util::Named<SaveTimes> schedule = SaveTimes::kInterval;
   int64_t interval_steps = 100;  ///< steps between saves; 0: only at the end
+  double interval_minutes = 0;   ///< minutes between the beginnings of saves; 0: interval_steps counts
   bool save_at_end = true;       ///< save after the last step
   int64_t keep_last = 3;         ///< number of newest checkpoints to keep, once a new one is complete; 0: all
   int64_t keep_every = 0;        ///< also keeps checkpoints whose step is a multiple of this; 0: none

@@ -81,14 +81,15 @@ NetworkTable measured_network(const Calibration& calibration, comm::Backend back
   return network;
 }
 
-FaultTimes fault_times(const SimulationOptions& options, int64_t hosts, double step_seconds) {
+FaultTimes fault_times(const SimulationOptions& options, double interval_minutes, int64_t hosts,
+                       double step_seconds) {
   FaultTimes times{.faults = {.mean_seconds = options.mtbf_hours * kHour / static_cast<double>(hosts),
                               .checkpoint_seconds = options.checkpoint_seconds,
                               .restart_seconds = options.restart_seconds}};
   times.best_interval = best_interval(times.faults, step_seconds);
   times.best_effective_share = effective_share(times.faults, times.best_interval);
-  times.interval = options.checkpoint_interval_minutes > 0 ? options.checkpoint_interval_minutes * kMinute
-                                                           : times.best_interval;
+  if (options.checkpoint_interval_minutes > 0) interval_minutes = options.checkpoint_interval_minutes;
+  times.interval = interval_minutes > 0 ? interval_minutes * kMinute : times.best_interval;
   times.effective_share = effective_share(times.faults, times.interval);
   return times;
 }
@@ -204,7 +205,8 @@ Simulation simulate(const plan::Plan& plan, const SimulationOptions& options) {
   const double peak = plan.machines.peak_tflops * 1e12 * static_cast<double>(world);
   if (peak > 0) simulation.mfu = simulation.tokens_per_second * plan.flops.model / peak;
   if (options.mtbf_hours > 0) {
-    simulation.faults = fault_times(options, cluster.hosts(), simulation.step_seconds);
+    simulation.faults = fault_times(options, config.checkpoint.interval_minutes, cluster.hosts(),
+                                    simulation.step_seconds);
   }
   return simulation;
 }

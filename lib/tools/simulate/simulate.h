@@ -30,8 +30,9 @@ struct SimulationOptions {
   /// If not 0, compute_scale is chosen so that the simulation has this many tokens per second.
   double measured_tokens_per_second = 0;
   double checkpoint_seconds = 60, restart_seconds = 300;
-  double mtbf_hours = 0;                   ///< mean time between two faults of a host; 0: no faults
-  double checkpoint_interval_minutes = 0;  ///< interval of checkpoints; 0: the best one
+  double mtbf_hours = 0;  ///< mean time between two faults of a host; 0: no faults
+  /// Interval of checkpoints; 0: checkpoint.interval_minutes of the config, or else the best one.
+  double checkpoint_interval_minutes = 0;
   Stragglers stragglers = {};
 };
 

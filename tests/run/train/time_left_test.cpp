@@ -62,6 +62,20 @@ TEST(TimeLeft, CountsThePausesThatAreStillDue) {
   EXPECT_DOUBLE_EQ(left.seconds_after(25).value(), 102.5) << "those after the last step are still to come";
 }
 
+TEST(TimeLeft, CountsSavesThatGoByTime) {
+  config::Config config = config_of(100);
+  config.checkpoint.interval_minutes = 0.5;
+  config.checkpoint.interval_steps = 1;
+  TimeLeft left;
+  left.set_schedule(config);
+  left.add_steps(1, 2);
+  EXPECT_DOUBLE_EQ(left.seconds_after(0).value(), 200);
+  left.add_pause(Pause::kSave, 3);
+  EXPECT_DOUBLE_EQ(left.seconds_after(0).value(), 200 + 6 * 3.0) << "one in 30 seconds, not in each step";
+  left.set_save_interval(50);
+  EXPECT_DOUBLE_EQ(left.seconds_after(0).value(), 200 + 4 * 3.0);
+}
+
 /// A run on a made clock, with noise, a slow first step and a slow first validation.
 struct SimulatedRun {
   struct Estimate {

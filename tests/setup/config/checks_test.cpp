@@ -254,6 +254,17 @@ TEST(Conflicts, TheMetricOfTheBestIsOneThatIsReported) {
   EXPECT_TRUE(find_conflicts(config).empty());
 }
 
+TEST(Conflicts, SavesThatFollowEachOtherAreAsynchronous) {
+  Config config;
+  config.checkpoint.schedule = "continuous";
+  EXPECT_EQ(only_conflict(config),
+            "checkpoint.schedule must be interval without checkpoint.asynchronous, because training would stand "
+            "still while one save follows another, but is continuous; set checkpoint.asynchronous = true or "
+            "checkpoint.interval_minutes");
+  config.checkpoint.asynchronous = true;
+  EXPECT_TRUE(find_conflicts(config).empty());
+}
+
 TEST(Conflicts, TasksAreForRanksThatHaveWholeRowsOfTheirOwn) {
   Config config;
   config.evaluation.tasks = {"t.jsonl"};

@@ -40,6 +40,7 @@ const Settings kMixtral = {"model.architecture = \"mixtral\"", "model.num_expert
 const Settings kQwen3Moe = {"model.architecture = \"qwen3_moe\"", "model.num_experts = 8",
                             "model.moe_intermediate_size = 32"};
 const Settings kValidates = {"data.validation = [\"v.bin\"]"};
+const Settings kContinuous = {"checkpoint.schedule = \"continuous\"", "checkpoint.asynchronous = true"};
 const Settings kValidatesOften = {"data.validation = [\"v.bin\"]", "evaluation.interval_steps = 5"};
 const Settings kScaled = {"mixed_precision.param_dtype = \"float16\""};
 
@@ -345,6 +346,8 @@ const std::map<std::string, Row>& rows() {
         {{"activation_checkpointing.mode = \"full\""}, {"activation_checkpointing.mode = \"none\""}}}},
       {"mesh.context_attention", {"\"gather\"", {{"mesh.context = 2"}}, {{"mesh.context = 1"}}}},
       {"mesh.sequence_parallel", {"false", {{"mesh.model = 2"}}, {{"mesh.model = 1"}}}},
+      {"checkpoint.interval_steps", {"7", {none}, {{"checkpoint.interval_minutes = 10"}, kContinuous}}},
+      {"checkpoint.interval_minutes", {"7.5", {none}, {kContinuous}}},
       {"checkpoint.keep_every", {"100", {none}, {{"checkpoint.keep_last = 0"}}}},
       {"checkpoint.keep_best",
        {"true",

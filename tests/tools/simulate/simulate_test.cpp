@@ -93,6 +93,12 @@ TEST(Simulate, TellsWhatFaultsAndSlowHostsCost) {
   EXPECT_EQ(undisturbed.step_seconds, undisturbed.times.step);
   EXPECT_GT(undisturbed.faults->effective_share, 0.9);
   EXPECT_LT(undisturbed.faults->effective_share, 1);
+  EXPECT_EQ(undisturbed.faults->interval, undisturbed.faults->best_interval);
+  plan::Plan saving = plan;
+  saving.config.checkpoint.interval_minutes = 7;
+  EXPECT_EQ(simulate(saving, options).faults->interval, 420) << "as the config says";
+  options.checkpoint_interval_minutes = 8;
+  EXPECT_EQ(simulate(saving, options).faults->interval, 480);
   options.stragglers.slow_share = 0.05;
   const Simulation disturbed = simulate(plan, options);
   EXPECT_GT(disturbed.step_seconds, 1.1 * undisturbed.step_seconds)
