@@ -37,6 +37,10 @@ Checkpointer::Checkpointer(const config::Config& config, const TrainingState& st
       hooks_(std::move(hooks)),
       model_(config::model_description(config)) {}
 
+Checkpointer::~Checkpointer() {
+  if (config_.checkpoint.asynchronous) state_.optimizer.set_step_pre_hook(nullptr);
+}
+
 void Checkpointer::remember_model() {
   model_ = train::remember_model(config_, {.resume = resumed_from_, .init = started_from_});
   model_.erase(checkpoint::kAdapterKey);  // those of the base are a part of its weights
@@ -105,7 +109,14 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
     shard::warn_of_unequal_buffers(state_.engine, "saving a checkpoint");
     std::vector<TensorSlice> slices =
         checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kSave);
-    if (options.asynchronous || !checkpoint::in_host_memory(slices)) slices = copies_.take(slices);
+    if (options.asynchronous) {
+      slices = copies_.begin(slices, names_of_buffers(), [this, step = position.step] {
+        if (hooks_.before_copy) hooks_.before_copy(step);
+      });
+      request.complete_slices = [this] { finish_copy(); };
+    } else if (!checkpoint::in_host_memory(slices)) {
+      slices = copies_.take(slices);
+    }
     if (options.asynchronous) {
       under_way_ =
           std::make_unique<checkpoint::SaveUnderWay>(std::move(request), std::move(slices), communicator_);
@@ -115,6 +126,13 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
       succeeded(checkpoint::save_sharded(request, slices, communicator_));
     }
   });
+}
+
+/// Returns the names of the slices that a forward may change. All others are changed by the optimizer alone.
+std::set<std::string> Checkpointer::names_of_buffers() const {
+  std::set<std::string> names;
+  for (const auto& buffer : state_.engine.buffers()) names.insert("model/" + buffer.name);
+  return names;
 }
 
 void Checkpointer::poll() {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -36,14 +37,17 @@ class Checkpointer {
   struct Hooks {
     /// Called on rank 0 before each message, which would otherwise interrupt a progress bar.
     std::function<void()> before_speaking;
+    /// Called before the state after this step is copied beside the next one, in the thread that copies.
+    std::function<void(int64_t step)> before_copy;
     /// Called as SaveRequest::in_the_middle of a save of this step.
     std::function<void(int64_t step)> in_the_middle;
     util::ByteProgress loading{};  ///< progress of reading this rank's part of a checkpoint
   };
 
-  /// Config and communicator must outlive the object. Not collective.
+  /// Config, state and communicator must outlive the object. Not collective.
   Checkpointer(const config::Config& config, const TrainingState& state, comm::Communicator& communicator,
                Hooks hooks);
+  ~Checkpointer();
 
   /// Locks the output folder for this run, resumes as the config says, or starts from another run's weights,
   /// and removes the leftovers of killed runs. Throws Error(kUsage) if another run has locked the folder.
@@ -62,13 +66,17 @@ class Checkpointer {
   /// The checkpoint that was resumed from; empty when none was. Not collective.
   const std::filesystem::path& resumed_from() const { return resumed_from_; }
 
-  /// Saves; with checkpoint.asynchronous, copies the state, which is then written beside training. Waits
-  /// first for a save that is still under way.
+  /// Saves; with checkpoint.asynchronous, the state is copied beside the next step until its update, which
+  /// waits for the rest, and then written beside training. Waits first for a save that is still under way.
   void save(const RunPosition& position);
 
   /// Saves the best state of the run: its checkpoint is marked as the best when it is complete, and kept
   /// until another one is. A checkpoint that exists already is only marked.
   void save_best(const RunPosition& position);
+
+  /// Waits until the state of a save under way has been copied. Steps call it before their update. Not
+  /// collective.
+  void finish_copy() { copies_.finish(); }
 
   /// Advances a save under way without waiting. Called between steps that do not save.
   void poll();
@@ -120,6 +128,7 @@ class Checkpointer {
   void require_same_adapter(const checkpoint::Manifest& manifest, const std::filesystem::path& folder);
   void tell_of_conversions(const checkpoint::Manifest& manifest,
                            const std::vector<shard::TensorSlice>& slices) const;
+  std::set<std::string> names_of_buffers() const;
   void begin_save(const RunPosition& position, bool best);
   void begin_verification(const std::filesystem::path& folder);
   void settle_verification();

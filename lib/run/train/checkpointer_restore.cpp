@@ -133,7 +133,9 @@ void Checkpointer::identify_run() {
 
 void Checkpointer::prepare_copies() {
   if (!config_.checkpoint.asynchronous) return;
-  copies_.prepare(checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kSave));
+  copies_.prepare(checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kSave),
+                  /*beside=*/true);
+  state_.optimizer.set_step_pre_hook([this] { finish_copy(); });
 }
 
 void Checkpointer::take_over(const nlohmann::json& origin) {

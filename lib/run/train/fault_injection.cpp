@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kForm =
     "FSDP_INJECT_FAULT: expected rank=R,step=S|FIRST-LAST,"
-    "at=step|forward|collective|save|write|validation|transfer,"
+    "at=step|forward|collective|save|copy|write|validation|transfer,"
     "do=kill|stop|throw|exit:CODE|sleep:SECONDS; found \"";
 
 /// Injects faults in the forward of the root stage, in which this rank computes while others wait for it.
@@ -79,6 +79,7 @@ std::optional<FaultInjection::Fault> FaultInjection::parsed(const std::string& t
                                                     {"forward", FaultPlace::kForward},
                                                     {"collective", FaultPlace::kCollective},
                                                     {"save", FaultPlace::kSave},
+                                                    {"copy", FaultPlace::kCopy},
                                                     {"write", FaultPlace::kWrite},
                                                     {"validation", FaultPlace::kValidation},
                                                     {"transfer", FaultPlace::kTransfer}};

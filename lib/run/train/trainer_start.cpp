@@ -83,6 +83,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
   checkpointer_ = std::make_unique<Checkpointer>(
       run_.config, training_state(std::move(data)), *run_.communicator,
       Checkpointer::Hooks{.before_speaking = [this] { run_.progress.finish_line(); },
+                          .before_copy = [this](int64_t step) { run_.faults.at(FaultPlace::kCopy, step); },
                           .in_the_middle = [this](int64_t step) { run_.faults.at(FaultPlace::kWrite, step); },
                           .loading =
                               [shown = std::make_shared<util::ByteProgressBar>(progress)](

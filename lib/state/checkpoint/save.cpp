@@ -105,6 +105,7 @@ void SaveUnderWay::begin_next() {
   or_remove_folder(communicator_, folder_, [&] {
     if (part_ != SavePart::kFolder) task_->join();
     if (part_ == SavePart::kFolder) {
+      if (request_.complete_slices) request_.complete_slices();
       begin(SavePart::kFiles, [this] { report_ = write_rank(request_, folder_, communicator_, slices_); });
     } else if (part_ == SavePart::kFiles) {
       if (!request_.tree) request_.tree = std::make_shared<comm::RankTree>(communicator_);

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/device/pinned_memory.h"
 #include "base/util/error.h"
 #include "shard/engine/engine.h"
 #include "state/optim/optimizer_state.h"
@@ -126,7 +127,7 @@ bool in_host_memory(const std::vector<shard::TensorSlice>& slices) {
                      [](const shard::TensorSlice& slice) { return slice.data.device().is_cpu(); });
 }
 
-void HostCopies::prepare(const std::vector<shard::TensorSlice>& slices) {
+void HostCopies::prepare(const std::vector<shard::TensorSlice>& slices, bool beside) {
   if (buffer_.defined() && fits(slices)) return;
   copies_.clear();
   int64_t total = 0;
@@ -134,7 +135,12 @@ void HostCopies::prepare(const std::vector<shard::TensorSlice>& slices) {
     for (const at::Tensor& memory : memory_of(slice)) total += aligned(bytes_of(memory));
   }
   buffer_ = at::Tensor();  // frees the old buffer first
-  buffer_ = at::zeros({total}, at::kByte);
+  const auto on_device = std::ranges::find_if(slices, [](const auto& slice) { return !slice.data.is_cpu(); });
+  if (beside && on_device != slices.end()) {
+    buffer_ = util::empty_pinned(total, at::kByte, on_device->data.device());
+  } else {
+    buffer_ = at::zeros({total}, at::kByte);
+  }
   int64_t offset = 0;
   for (const shard::TensorSlice& slice : slices) {
     const auto next = [&](const at::Tensor& like) {
@@ -157,6 +163,30 @@ const std::vector<shard::TensorSlice>& HostCopies::take(const std::vector<shard:
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < slices.size(); ++i) copy_memory(slices[i], copies_[i]);
   return copies_;
+}
+
+const std::vector<shard::TensorSlice>& HostCopies::begin(const std::vector<shard::TensorSlice>& slices,
+                                                         const std::set<std::string>& changing,
+                                                         std::function<void()> before) {
+  finish();
+  prepare(slices, /*beside=*/true);
+  at::NoGradGuard no_grad;
+  std::vector<CopyBeside::Copy> copies;
+  for (size_t i = 0; i < slices.size(); ++i) {
+    if (changing.contains(slices[i].name)) {
+      copy_memory(slices[i], copies_[i]);
+      continue;
+    }
+    const std::vector<at::Tensor> from = memory_of(slices[i]), to = memory_of(copies_[i]);
+    for (size_t k = 0; k < from.size(); ++k) copies.push_back({from[k], to[k]});
+  }
+  if (!beside_) beside_ = std::make_unique<CopyBeside>();
+  beside_->begin(copies, std::move(before));
+  return copies_;
+}
+
+void HostCopies::finish() {
+  if (beside_) beside_->finish();
 }
 
 void HostCopies::write_back(const std::vector<shard::TensorSlice>& slices) const {

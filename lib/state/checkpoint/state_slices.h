@@ -7,9 +7,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "shard/engine/tensor_slice.h"
+#include "state/checkpoint/copy_beside.h"
 #include "state/optim/optimizer.h"
 
 namespace fsdp::shard {
@@ -36,11 +41,20 @@ bool in_host_memory(const std::vector<shard::TensorSlice>& slices);
 class HostCopies {
  public:
   /// Allocates the buffer for slices of these sizes and touches its memory, so that no save has to. take()
-  /// does so itself if the slices differ from the previous slices.
-  void prepare(const std::vector<shard::TensorSlice>& slices);
+  /// and begin() do so themselves if the slices differ from the previous slices. `beside`: for begin().
+  void prepare(const std::vector<shard::TensorSlice>& slices, bool beside = false);
 
   /// Copies the slices' data from any device. The result is in the buffer and valid until the next call.
   const std::vector<shard::TensorSlice>& take(const std::vector<shard::TensorSlice>& slices);
+
+  /// Like take(), but the result is valid only after finish(), and the copies are made beside the caller's
+  /// work (copy_beside.h). The slices must not change before, except those with names in `changing`, which are
+  /// copied at once. `before`: as for CopyBeside::begin().
+  const std::vector<shard::TensorSlice>& begin(const std::vector<shard::TensorSlice>& slices,
+                                               const std::set<std::string>& changing = {},
+                                               std::function<void()> before = {});
+  /// Waits for the copies that begin() has begun, if any.
+  void finish();
 
   /// Copies the buffer back to the slices that were taken.
   void write_back(const std::vector<shard::TensorSlice>& slices) const;
@@ -54,6 +68,7 @@ class HostCopies {
 
   at::Tensor buffer_;  ///< uint8
   std::vector<shard::TensorSlice> copies_;
+  std::unique_ptr<CopyBeside> beside_;  ///< made by begin()
 };
 
 }  // namespace fsdp::checkpoint

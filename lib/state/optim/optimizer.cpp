@@ -336,6 +336,7 @@ bool Optimizer::has_matrices(size_t i) const {
 void Optimizer::begin_step(double lr, double gradient_scale) {
   require(!(open_), "step ", step_count_,
           " of the optimizer failed after it had updated some of the weights; load a checkpoint");
+  if (step_pre_hook_) step_pre_hook_();
   open_ = {.lr = lr, .gradient_scale = gradient_scale, .averaged = std::vector<bool>(parameters_.size())};
   ++step_count_;
 }

@@ -139,6 +139,10 @@ class Optimizer {
   void update_parameter(size_t i, const at::Tensor& gradient);
   void end_step();
 
+  /// Sets a function that each step calls before it changes values or states, as PyTorch's
+  /// register_step_pre_hook() does. Null: none.
+  void set_step_pre_hook(std::function<void()> hook) { step_pre_hook_ = std::move(hook); }
+
   const std::vector<FlatParameter>& parameters() const { return parameters_; }
 
   const OptimizerOptions& options() const { return options_; }
@@ -306,6 +310,7 @@ class Optimizer {
   };
   std::vector<std::vector<State>> states_;       ///< [state][parameter]
   std::unique_ptr<util::StagedTensors> staged_;  ///< null: nothing is streamed
+  std::function<void()> step_pre_hook_;
   std::optional<OpenStep> open_;
   int64_t step_count_ = 0;
   std::vector<int64_t> step_counts_;  ///< [parameter]

@@ -118,6 +118,27 @@ TEST_P(EveryOptimizer, StepsInPartsAsAtOnce) {
   }
 }
 
+TEST_P(EveryOptimizer, CallsTheHookOfAStepBeforeItChangesAnything) {
+  const at::Tensor value = random_values(40, "value"), gradient = random_values(40, "gradient");
+  auto optimizer = make({parameter_of(value)});
+  int calls = 0;
+  optimizer->set_step_pre_hook([&] {
+    if (++calls == 1) EXPECT_TRUE(same_bits(optimizer->parameters()[0].value, value));
+    EXPECT_EQ(optimizer->step_count(), calls - 1);
+  });
+  optimizer->step({gradient}, 1e-2);
+  optimizer->begin_step(1e-2);
+  optimizer->update_parameter(0, gradient);
+  optimizer->end_step();
+  optimizer->step_scaled_on_device({gradient}, 1e-2, at::ones({}, at::kDouble));
+  EXPECT_EQ(calls, 3);
+  optimizer->set_step_pre_hook([] { throw std::runtime_error("no"); });
+  EXPECT_ANY_THROW(optimizer->step({gradient}, 1e-2));
+  optimizer->set_step_pre_hook(nullptr);
+  optimizer->step({gradient}, 1e-2);
+  EXPECT_EQ(optimizer->step_count(), 4) << "a step whose hook throws has not begun";
+}
+
 TEST_P(EveryOptimizer, RefusesToGoOnAfterAStepThatDidNotEnd) {
   auto optimizer = make({parameter_of(random_values(40, "value"))});
   const at::Tensor gradient = random_values(40, "gradient");
