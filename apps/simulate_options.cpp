@@ -65,8 +65,9 @@ void add_simulate_options(CLI::App& app, SimulateArguments& arguments) {
       ->capture_default_str()
       ->check(cli::at_least(0))
       ->needs(mtbf);
-  app.add_option("--checkpoint-interval-minutes", options.checkpoint_interval_minutes,
-                 "with --mtbf-hours: of steps between two saves; default: checkpoint.interval_minutes, or the best")
+  app.add_option(
+         "--checkpoint-interval-minutes", options.checkpoint_interval_minutes,
+         "with --mtbf-hours: of steps between two saves; default: checkpoint.interval_minutes, or the best")
       ->check(cli::above(0))
       ->needs(mtbf);
   app.add_option(

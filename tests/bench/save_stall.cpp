@@ -1,8 +1,8 @@
-// save_stall [--folder DIR] [--layers N] [--ranks N] [--threads N] [--sequence N] [--saves N] [--storage TYPE]
-// [--states TYPE]: what an asynchronous save takes of training, where the state is copied at once and where it is
-// copied beside the next step until its update. Both ways take turns in one run of a llama with the widths of
-// TinyLlama (1.1 B parameters with its 22 layers), on threads as ranks. Not a test: figures vary, so they are
-// printed and not judged.
+// save_stall [--folder DIR] [--layers N] [--ranks N] [--threads N] [--sequence N] [--saves N] [--storage
+// TYPE] [--states TYPE]: what an asynchronous save takes of training, where the state is copied at once and
+// where it is copied beside the next step until its update. Both ways take turns in one run of a llama with
+// the widths of TinyLlama (1.1 B parameters with its 22 layers), on threads as ranks. Not a test: figures
+// vary, so they are printed and not judged.
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -13,7 +13,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/util/clock.h"
@@ -47,8 +49,9 @@ struct Stall {
 };
 
 struct Measured {
-  std::vector<double> ordinary;  ///< steps without a save
+  std::vector<double> ordinary;               ///< steps without a save
   std::map<bool, std::vector<Stall>> stalls;  ///< by whether the copy is beside the step
+  std::vector<double> copies;                 ///< copies of the state by libtorch
   int64_t state_bytes = 0;
 };
 
@@ -86,7 +89,10 @@ Measured measure(const StallOptions& options, const config::Config& config) {
     train::RunParts parts =
         train::build_run_parts(config, comm::Mesh(config.mesh, testing::borrowed(communicator)), nullptr);
     const auto step = train::make_train_step(config, parts, loader);
-    train::Checkpointer checkpointer(config, {*parts.engine, *parts.optimizer, nullptr}, communicator, {});
+    std::optional<train::Checkpointer> kept(std::in_place, config,
+                                            train::TrainingState{*parts.engine, *parts.optimizer, nullptr},
+                                            communicator, train::Checkpointer::Hooks{});
+    train::Checkpointer& checkpointer = *kept;
     train::RunPosition position = checkpointer.restore();
     const auto take_step = [&] {
       const auto begin = Clock::now();
@@ -117,21 +123,33 @@ Measured measure(const StallOptions& options, const config::Config& config) {
       if (counts) measured.stalls[is_beside].push_back(stall);
     }
     checkpointer.require_last_save();
-    if (!counts) return;
-    for (const auto& slice : checkpoint::state_slices(*parts.engine, *parts.optimizer, checkpoint::SlicePurpose::kSave))
-      measured.state_bytes += static_cast<int64_t>(slice.data.nbytes());
+    kept.reset();  // frees its copies
+    const auto slices =
+        checkpoint::state_slices(*parts.engine, *parts.optimizer, checkpoint::SlicePurpose::kSave);
+    checkpoint::HostCopies copies;
+    copies.prepare(slices);
+    for (int i = 0; i < 5; ++i) {
+      communicator.barrier({.unit = "copy"});
+      const auto begin = Clock::now();
+      copies.take(slices);
+      if (counts) measured.copies.push_back(util::seconds_since(begin));
+    }
+    if (counts) measured.state_bytes = copies.bytes();
   });
   return measured;
 }
 
 void report(const StallOptions& options, const Measured& measured) {
   const double ordinary = middle(measured.ordinary);
-  std::printf("%ld layers, weights in %s, states in %s, %.2f GB of state a rank, %ld ranks with %ld threads on %d "
-              "cores, %ld tokens a rank: a step takes %.0f ms\n",
-              static_cast<long>(options.layers), options.storage.c_str(), options.states.c_str(),
-              static_cast<double>(measured.state_bytes) / 1e9, static_cast<long>(options.ranks),
-              static_cast<long>(options.threads), static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)),
-              static_cast<long>(options.sequence), 1e3 * ordinary);
+  std::printf(
+      "%ld layers, weights in %s, states in %s, %.2f GB of state a rank, %ld ranks with %ld threads on %d "
+      "cores, %ld tokens a rank: a step takes %.0f ms\n",
+      static_cast<long>(options.layers), options.storage.c_str(), options.states.c_str(),
+      static_cast<double>(measured.state_bytes) / 1e9, static_cast<long>(options.ranks),
+      static_cast<long>(options.threads), static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)),
+      static_cast<long>(options.sequence), 1e3 * ordinary);
+  const double copy = middle(measured.copies);
+  std::printf("libtorch copies the state in %.0f ms, for which training would stand still\n", 1e3 * copy);
   std::map<bool, double> stall;
   for (const auto& [is_beside, saves] : measured.stalls) {
     std::vector<double> calls, stalls, all, steps;
@@ -142,27 +160,31 @@ void report(const StallOptions& options, const Measured& measured) {
       steps.push_back(static_cast<double>(save.steps));
     }
     stall[is_beside] = middle(stalls);
-    std::printf("copied %-22s the call %6.0f ms, the call and the next step beyond a median step %6.0f ms; until the "
-                "save has ended, in %.0f steps, %.0f ms\n",
-                is_beside ? "beside the next step:" : "at once:", 1e3 * middle(calls), 1e3 * middle(stalls),
-                middle(steps), 1e3 * middle(all));
+    std::printf(
+        "copied %-22s the call %6.0f ms, the call and the next step beyond a median step %6.0f ms; until the "
+        "save has ended, in %.0f steps, %.0f ms\n",
+        is_beside ? "beside the next step:" : "at once:", 1e3 * middle(calls), 1e3 * middle(stalls),
+        middle(steps), 1e3 * middle(all));
   }
-  std::printf("the stall is %.2f of that of a copy at once\n", stall[true] / stall[false]);
+  std::printf("the stall is %.2f of that of a copy at once, %.2f of libtorch's copy\n",
+              stall[true] / stall[false], stall[true] / copy);
 }
 
 StallOptions options_from(int argc, char** argv) {
   StallOptions options;
-  const std::map<std::string, int64_t StallOptions::*> numbers = {
-      {"--layers", &StallOptions::layers},     {"--ranks", &StallOptions::ranks},
-      {"--threads", &StallOptions::threads},   {"--sequence", &StallOptions::sequence},
-      {"--saves", &StallOptions::saves}};
+  const std::map<std::string, int64_t StallOptions::*> numbers = {{"--layers", &StallOptions::layers},
+                                                                  {"--ranks", &StallOptions::ranks},
+                                                                  {"--threads", &StallOptions::threads},
+                                                                  {"--sequence", &StallOptions::sequence},
+                                                                  {"--saves", &StallOptions::saves}};
   const std::map<std::string, std::string StallOptions::*> words = {{"--folder", &StallOptions::folder},
                                                                     {"--storage", &StallOptions::storage},
                                                                     {"--states", &StallOptions::states}};
   for (int i = 1; i < argc; i += 2) {
     const std::string name = argv[i];
     if (i + 1 == argc || !(words.contains(name) || numbers.contains(name))) {
-      fail(ErrorKind::kUsage, "unknown option ", name, " or one without its value; the head of save_stall.cpp lists them");
+      fail(ErrorKind::kUsage, "unknown option ", name,
+           " or one without its value; the head of save_stall.cpp lists them");
     }
     if (words.contains(name)) {
       options.*words.at(name) = argv[i + 1];
@@ -184,7 +206,7 @@ int main(int argc, char** argv) {
     at::set_num_threads(static_cast<int>(options.threads));
     const auto folder = std::filesystem::path(options.folder) / ("bench-" + std::to_string(::getpid()));
     std::filesystem::create_directories(folder);
-    const testing::TemporaryFolder data;
+    const fsdp::testing::TemporaryFolder data;
     const config::Config config = config_of(options, data, folder);
     report(options, measure(options, config));
     std::filesystem::remove_all(folder);

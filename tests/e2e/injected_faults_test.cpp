@@ -96,6 +96,20 @@ TEST_P(InjectedFaultOver, AStoppedRankTimesOutAndTheOthersReportWhereTheyAre) {
 INSTANTIATE_TEST_SUITE_P(Backends, InjectedFaultOver, ::testing::Values("shm", "gloo"),
                          [](const auto& info) { return info.param; });
 
+TEST_F(InjectedFault, AKilledRankDuringACopyLeavesTheCheckpointBefore) {
+  ASSERT_EQ(run("", "undisturbed").exit_code, 0);
+  const testing::RunOptions options{
+      .env = {{"OMP_NUM_THREADS", "1"}, {"FSDP_INJECT_FAULT", "rank=1,step=8,at=copy,do=kill"}},
+      .timeout_seconds = 90};
+  const ProgramResult result = testing::run(command("out", {}, {"checkpoint.asynchronous=true"}), options);
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL) << result.err;
+  const auto found = checkpoint::find_checkpoints(folder_ / "out");
+  ASSERT_EQ(found.complete.size(), 1u);
+  EXPECT_EQ(found.complete.back().step, 4);
+  ASSERT_EQ(run("").exit_code, 0);
+  EXPECT_EQ(losses(), losses("undisturbed"));
+}
+
 TEST_F(InjectedFault, ARankThatSleepsPastTheTimeOutSaysSo) {
   ProgramResult result = run("rank=1,step=3,at=forward,do=sleep:60");
   EXPECT_THAT(result.exit_code, AnyOf(5, 6)) << result.err;

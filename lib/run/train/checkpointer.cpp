@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/util/clock.h"
 #include "base/util/error.h"
 #include "base/util/log.h"
 #include "base/util/text.h"
@@ -133,6 +134,12 @@ std::set<std::string> Checkpointer::names_of_buffers() const {
   std::set<std::string> names;
   for (const auto& buffer : state_.engine.buffers()) names.insert("model/" + buffer.name);
   return names;
+}
+
+void Checkpointer::finish_copy() {
+  const auto began = std::chrono::steady_clock::now();
+  copies_.finish();
+  copy_seconds_ += util::seconds_since(began);
 }
 
 void Checkpointer::poll() {

@@ -76,7 +76,9 @@ class Checkpointer {
 
   /// Waits until the state of a save under way has been copied. Steps call it before their update. Not
   /// collective.
-  void finish_copy() { copies_.finish(); }
+  void finish_copy();
+  /// Seconds for which steps have waited in finish_copy(). Not collective.
+  double copy_seconds() const { return copy_seconds_; }
 
   /// Advances a save under way without waiting. Called between steps that do not save.
   void poll();
@@ -95,7 +97,8 @@ class Checkpointer {
   /// continues from memory. Not collective.
   double saved_seconds() const { return saved_seconds_; }
 
-  /// Whether a save is under way, or its checkpoint is being verified. Not collective, the same on every rank.
+  /// Whether a save is under way, or its checkpoint is being verified. Not collective, the same on every
+  /// rank.
   bool is_saving() const { return under_way_ || verification_; }
 
   /// Whether a checkpoint of this run was found damaged when read back, and should be replaced before the
@@ -162,6 +165,7 @@ class Checkpointer {
   bool training_is_over_ = false;
   std::optional<comm::AgreedError> failure_;
   checkpoint::HostCopies copies_;
+  double copy_seconds_ = 0;
   std::shared_ptr<const comm::RankTree> tree_;           ///< made by the first save
   std::unique_ptr<checkpoint::SaveUnderWay> under_way_;  ///< the save that writes copies_
   /// The newest checkpoint while it is read back.

@@ -150,7 +150,8 @@ void Checkpointer::take_over(const nlohmann::json& origin) {
       if (checkpoint::is_of_run(found, run_)) newest = found.folder.filename().string();
     }
     if (newest.empty()) return;
-    saved_seconds_ = checkpoint::read_manifest(output_folder() / newest).training.value("training_seconds", 0.0);
+    saved_seconds_ =
+        checkpoint::read_manifest(output_folder() / newest).training.value("training_seconds", 0.0);
   });
   prepare_copies();
   newest = comm::all_gather_text(communicator_, newest, {.unit = "newest checkpoint"}).front();

@@ -8,9 +8,9 @@
 //   step  the step in which the fault happens: S, or FIRST-LAST for each of these steps, for instance to make
 //         a rank slow by sleep
 //   at    step (before it begins), forward, collective (on the communication stream, beside forward), save
-//         (before it begins), copy (an asynchronous save is about to copy the state, beside the next step), write (the checkpoint's file is half written), validation (after it, before
-//         rank 0 writes its line), transfer (this rank is about to send or receive the state after that step
-//         for a replica that joins)
+//         (before it begins), copy (before an asynchronous save copies the state beside the next step), write
+//         (the checkpoint's file is half written), validation (after it, before rank 0 writes its line),
+//         transfer (this rank is about to send or receive the state after that step for a replica that joins)
 //   do    kill (SIGKILL), stop (SIGSTOP), exit:CODE, sleep:SECONDS, throw
 //
 // Several faults are separated by ";"; faults at one place happen in that order. No fault happens after a

@@ -6,6 +6,12 @@
 #include <utility>
 
 namespace fsdp::train {
+namespace {
+
+/// Seconds to the first save of a run that chooses the interval by what saves cost.
+constexpr double kFirstInterval = 300;
+
+}  // namespace
 
 bool saves_by_time(const checkpoint::CheckpointOptions& options) {
   return options.schedule != checkpoint::SaveTimes::kInterval || options.interval_minutes > 0;
@@ -18,7 +24,10 @@ int64_t steps_between_saves(const checkpoint::CheckpointOptions& options) {
 }
 
 SaveSchedule::SaveSchedule(const checkpoint::CheckpointOptions& options, comm::Communicator& communicator)
-    : options_(options), communicator_(communicator) {}
+    : options_(options),
+      communicator_(communicator),
+      interval_seconds_(options.schedule == checkpoint::SaveTimes::kAuto ? kFirstInterval
+                                                                         : options.interval_minutes * 60) {}
 
 bool SaveSchedule::is_due_by_steps(int64_t step) const {
   const int64_t interval = steps_between_saves(options_);
@@ -49,15 +58,16 @@ bool SaveSchedule::is_due(int64_t step, double now, bool is_saving) {
 
 double SaveSchedule::note_save(double now) {
   const double before = std::exchange(saved_, now);
-  return is_continuous() ? now - before : interval_seconds();
+  return is_continuous() ? now - before : interval_seconds_;
 }
 
 int64_t SaveSchedule::steps_to_next_look(int64_t step, double now) {
   constexpr double kMost = 100;
   at::Tensor steps = at::full({1}, 0, at::kLong);
-  const double left = saved_ + interval_seconds() - now;
+  const double left = saved_ + interval_seconds_ - now;
   if (communicator_.rank() == 0 && left > 0) {
-    const double step_seconds = (now - looked_) / static_cast<double>(std::max<int64_t>(step - last_look_, 1));
+    const double step_seconds =
+        (now - looked_) / static_cast<double>(std::max<int64_t>(step - last_look_, 1));
     steps.fill_(static_cast<int64_t>(std::clamp(left / 2 / std::max(step_seconds, 1e-9), 1.0, kMost)));
   }
   communicator_.all_reduce(steps, comm::ReduceOp::kMax, {.unit = "time of the next save"})->wait();

@@ -38,20 +38,24 @@ class SaveSchedule {
   /// not ended, which a save by time does not wait for. Collective if saves go by time and it has ended: an
   /// all-reduce of eight bytes after some steps.
   bool is_due(int64_t step, double now, bool is_saving);
-  /// Notes that a save has begun at that time. Returns the seconds until a save by time is expected to follow;
-  /// 0: not known.
+  /// Notes that a save has begun at that time. Returns the seconds until a save by time is expected to
+  /// follow; 0: not known.
   double note_save(double now);
+  /// Sets the interval of saves with checkpoint.schedule = "auto". Only that of rank 0 counts.
+  void set_interval(double seconds) { interval_seconds_ = seconds; }
+  /// Seconds from the beginning of a save to that of the next; 0: saves go by steps, or follow each other.
+  double interval_seconds() const { return interval_seconds_; }
 
  private:
   static constexpr int64_t kWhenSaved = std::numeric_limits<int64_t>::max();
 
   bool is_continuous() const { return options_.schedule == checkpoint::SaveTimes::kContinuous; }
-  double interval_seconds() const { return options_.interval_minutes * 60; }
   /// The number of steps until rank 0 looks at its clock again; 0: the interval is over. Collective.
   int64_t steps_to_next_look(int64_t step, double now);
 
   const checkpoint::CheckpointOptions& options_;
   comm::Communicator& communicator_;
+  double interval_seconds_;
   int64_t next_look_ = kWhenSaved;  ///< step after which the ranks look at the clock
   int64_t last_look_ = 0;
   double looked_ = 0;  ///< time of the last look

@@ -29,6 +29,10 @@ class TimeLeft {
   /// Adds the time of a pause. `was_due`: whether the schedule knew it. A save of the best state is not due.
   void add_pause(Pause kind, double seconds, bool was_due = true);
 
+  /// Mean time of a step; nullopt before the first add_steps().
+  std::optional<double> step_seconds() const {
+    return steps_ == 0 ? std::nullopt : std::optional(step_seconds_ / steps_);
+  }
   /// Returns the seconds after the end of `step` until the end of the run. The pauses after this step, if any
   /// are due, are still to come. nullopt before the first add_steps().
   std::optional<double> seconds_after(int64_t step) const;

@@ -93,8 +93,8 @@ StepPosition Trainer::next_position() const {
           .samples = loader_->samples_per_micro_step() * micro_batches,
           .micro_batches = micro_batches,
           .reads_outcome = step == steps || is_due(config.logging.interval_steps) ||
-                           saves_->schedule().may_be_due(step) ||
-                           is_due(config.evaluation.interval_steps) || checkpointer_->wants_save()};
+                           saves_->schedule().may_be_due(step) || is_due(config.evaluation.interval_steps) ||
+                           checkpointer_->wants_save()};
 }
 
 std::filesystem::path Trainer::memory_snapshot() const {

@@ -379,11 +379,12 @@ void check_checkpoints(const Config& config, Conflicts& conflicts) {
                    {"checkpoint.init_from", "model.init_from"},
                    "cannot be combined with model.init_from, because initial weights have one source; "
                    "leave one of the two out");
-  conflicts.unless(options.schedule != checkpoint::SaveTimes::kContinuous || options.asynchronous,
-                   {"checkpoint.schedule", "checkpoint.asynchronous"},
-                   "must be interval without checkpoint.asynchronous, because training would stand still while "
-                   "one save follows another, but is ",
-                   options.schedule, "; set checkpoint.asynchronous = true or checkpoint.interval_minutes");
+  conflicts.unless(
+      options.schedule != checkpoint::SaveTimes::kContinuous || options.asynchronous,
+      {"checkpoint.schedule", "checkpoint.asynchronous"},
+      "must be interval or auto without checkpoint.asynchronous, because training would stand still while "
+      "one save follows another, but is ",
+      options.schedule, "; change it or set checkpoint.asynchronous = true");
 }
 
 void check_sharding(const Config& config, Conflicts& conflicts) {

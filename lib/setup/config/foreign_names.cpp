@@ -276,7 +276,8 @@ constexpr ForeignName kNames[] = {
      "saves_per_epoch save_strategy save_interval no_epoch_checkpoints no_save checkpoint.enable "
      "enable_checkpoint interval_type",
      ", which counts steps: saves are not tied to epochs"},
-    {"checkpoint.interval_minutes", "train_time_interval save_checkpoint_secs save_checkpoints_secs", ", in minutes"},
+    {"checkpoint.interval_minutes", "train_time_interval save_checkpoint_secs save_checkpoints_secs",
+     ", in minutes"},
     {"checkpoint.keep_last", "save_total_limit keep_latest_k keep_interval_updates keep_last_n_checkpoints"},
     {"checkpoint.keep_last", "keep_last_epochs", ", which counts checkpoints"},
     {"checkpoint.keep_best",

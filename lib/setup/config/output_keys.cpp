@@ -8,7 +8,8 @@ std::vector<Key> output_keys() {
   return {
       {KEY(checkpoint, schedule),
        "interval: save every interval_steps or interval_minutes; continuous: begin a save when the previous "
-       "one has ended (needs asynchronous)"},
+       "one has ended (needs asynchronous); auto: at the interval that loses the least time, by what saves cost "
+       "and how often the run has failed"},
       {KEY(checkpoint, interval_steps), "steps between saves; 0: only at the end", at_least(0),
        is("checkpoint.schedule", {"interval"}) && is("checkpoint.interval_minutes", {"0.0"})},
       {KEY(checkpoint, interval_minutes),

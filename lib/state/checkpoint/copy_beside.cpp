@@ -11,12 +11,13 @@
 #include <utility>
 
 #include "base/tensor/parallel.h"
+#include "base/util/past_cache.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
 /// Small enough that waiting for a piece that the thread has begun takes no time.
-constexpr size_t kPieceBytes = size_t{256} << 10;
+constexpr int64_t kPieceBytes = int64_t{256} << 10;
 
 /// Lets the calling thread run only when nothing else needs its core. Where the system refuses, it competes.
 void take_idle_time_only() {
@@ -30,11 +31,13 @@ void take_idle_time_only() {
 class CopyBeside::Pieces {
  public:
   void add(const Copy& copy) {
-    const auto bytes = static_cast<size_t>(copy.from.nbytes());
-    for (size_t begin = 0; begin < bytes; begin += kPieceBytes) {
+    const auto bytes = static_cast<int64_t>(copy.from.nbytes());
+    for (int64_t begin = 0; begin < bytes; begin += kPieceBytes) {
       pieces_.push_back({static_cast<const char*>(copy.from.const_data_ptr()) + begin,
-                         static_cast<char*>(copy.to.data_ptr()) + begin, std::min(kPieceBytes, bytes - begin)});
+                         static_cast<char*>(copy.to.data_ptr()) + begin,
+                         std::min(kPieceBytes, bytes - begin)});
     }
+    bytes_ += bytes;
     tensors_.push_back(copy);
   }
 
@@ -42,9 +45,15 @@ class CopyBeside::Pieces {
 
   /// Makes the copies that no other thread has taken.
   void make_what_is_left() {
+    const bool past_cache = util::is_written_past_cache(bytes_);
     for (size_t i = next_++; i < pieces_.size(); i = next_++) {
       const Piece& piece = pieces_[i];
-      std::memcpy(piece.to, piece.from, piece.bytes);
+      if (past_cache) {
+        util::write_past_cache(piece.to, piece.from, piece.bytes);
+        util::end_writes_past_cache();
+      } else {
+        std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
+      }
       if (++made_ == pieces_.size()) made_.notify_all();
     }
   }
@@ -63,10 +72,11 @@ class CopyBeside::Pieces {
   struct Piece {
     const char* from;
     char* to;
-    size_t bytes;
+    int64_t bytes;
   };
   std::vector<Piece> pieces_;
   std::vector<Copy> tensors_;  ///< keep the memory, also if the thread outlives the caller's interest in it
+  int64_t bytes_ = 0;
   std::atomic<size_t> next_ = 0, made_ = 0;
 };
 
@@ -88,7 +98,7 @@ void CopyBeside::begin(const std::vector<Copy>& copies, std::function<void()> be
   pieces_ = std::make_shared<Pieces>();
   for (const Copy& copy : copies) copy.from.is_cpu() ? pieces_->add(copy) : of_device.push_back(copy);
   if (!of_device.empty()) {
-    if (!on_device_) on_device_.emplace({.device = of_device.front().from.device()});
+    if (!on_device_) on_device_.emplace(util::StreamOptions{.device = of_device.front().from.device()});
     from_device_ = on_device_->run([&of_device] {
       for (const Copy& copy : of_device) at::Tensor(copy.to).copy_(copy.from, /*non_blocking=*/true);
     });

@@ -31,8 +31,8 @@ class CopyBeside {
     at::Tensor from, to;
   };
   /// Begins the copies. Until finish() returns, no `from` may change and no `to` may be used. Waits first for
-  /// the copies that were begun before. `before` is called in the thread that copies within host memory, before
-  /// it does; may be empty.
+  /// the copies that were begun before. `before` is called in the thread that copies within host memory,
+  /// before it does; may be empty.
   void begin(const std::vector<Copy>& copies, std::function<void()> before = {});
 
   /// Makes the copies that are left and waits for the others. Does nothing if nothing was begun.

@@ -30,7 +30,8 @@ struct SaveRequest {
   /// The tree along which ranks report to rank 0, shared by several saves. Null: each save makes a tree.
   std::shared_ptr<const comm::RankTree> tree{};
   Retention retention{};  ///< older checkpoints that stay in `root` once the new checkpoint is complete
-  /// Called in the saving thread before the slices are read, which are complete when it returns. May be empty.
+  /// Called in the saving thread before the slices are read, which are complete when it returns. May be
+  /// empty.
   std::function<void()> complete_slices{};
   /// Called in the writing thread of each rank that writes a file, between writing the data under a temporary
   /// name and syncing it. May be empty.

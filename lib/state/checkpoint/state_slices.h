@@ -48,8 +48,8 @@ class HostCopies {
   const std::vector<shard::TensorSlice>& take(const std::vector<shard::TensorSlice>& slices);
 
   /// Like take(), but the result is valid only after finish(), and the copies are made beside the caller's
-  /// work (copy_beside.h). The slices must not change before, except those with names in `changing`, which are
-  /// copied at once. `before`: as for CopyBeside::begin().
+  /// work (copy_beside.h). The slices must not change before, except those with names in `changing`, which
+  /// are copied at once. `before`: as for CopyBeside::begin().
   const std::vector<shard::TensorSlice>& begin(const std::vector<shard::TensorSlice>& slices,
                                                const std::set<std::string>& changing = {},
                                                std::function<void()> before = {});

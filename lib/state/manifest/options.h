@@ -33,10 +33,12 @@ constexpr auto enum_names(VerifySaved) {
 enum class SaveTimes {
   kInterval,    ///< after interval_steps or interval_minutes
   kContinuous,  ///< when the previous save has ended
+  kAuto,        ///< after the interval that loses the least time, by the cost of saves and the run's faults
 };
 constexpr auto enum_names(SaveTimes) {
-  return std::to_array<util::EnumName<SaveTimes>>(
-      {{SaveTimes::kInterval, "interval"}, {SaveTimes::kContinuous, "continuous"}});
+  return std::to_array<util::EnumName<SaveTimes>>({{SaveTimes::kInterval, "interval"},
+                                                   {SaveTimes::kContinuous, "continuous"},
+                                                   {SaveTimes::kAuto, "auto"}});
 }
 
 struct CheckpointOptions {
@@ -54,7 +56,7 @@ struct CheckpointOptions {
   /// "auto" (the newest complete checkpoint, else a new start), "never", "latest", or a path.
   std::string resume = "auto";
   /// A checkpoint of another run. If no checkpoint is resumed, training starts at step 0 from its weights.
-  std::string init_from;
+  std::string init_from{};
   std::vector<std::string> init_only{};     ///< patterns of parameters to take from init_from; empty: all
   std::vector<std::string> init_missing{};  ///< patterns of parameters that init_from may lack
 };

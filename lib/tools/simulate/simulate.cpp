@@ -205,8 +205,8 @@ Simulation simulate(const plan::Plan& plan, const SimulationOptions& options) {
   const double peak = plan.machines.peak_tflops * 1e12 * static_cast<double>(world);
   if (peak > 0) simulation.mfu = simulation.tokens_per_second * plan.flops.model / peak;
   if (options.mtbf_hours > 0) {
-    simulation.faults = fault_times(options, config.checkpoint.interval_minutes, cluster.hosts(),
-                                    simulation.step_seconds);
+    simulation.faults =
+        fault_times(options, config.checkpoint.interval_minutes, cluster.hosts(), simulation.step_seconds);
   }
   return simulation;
 }

@@ -1,4 +1,5 @@
-// Asynchronous saves copy the state beside the next step. Whatever is saved has the bits of a synchronous save.
+// Asynchronous saves copy the state beside the next step. Whatever is saved has the bits of a synchronous
+// save.
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -72,46 +73,46 @@ SavedRun with_optimizer(const char* name) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, AsynchronousSave,
-    ::testing::Values(
-        with_optimizer("adamw"), with_optimizer("adam"), with_optimizer("sgd"), with_optimizer("muon"),
-        with_optimizer("lamb"), with_optimizer("lion"), with_optimizer("adafactor"), with_optimizer("adagrad"),
-        with_optimizer("adadelta"), with_optimizer("adamax"),
-        SavedRun{"averaged", [](config::Config& config) { config.optimizer.ema_decay = 0.9; }},
-        SavedRun{"states_in_bfloat16",
-                 [](config::Config& config) { config.optimizer.state_dtype = "bfloat16"; }},
-        SavedRun{"states_in_int8",
-                 [](config::Config& config) { config.optimizer.state_dtype = "int8"; }},
-        SavedRun{"stored_in_bfloat16",
-                 [](config::Config& config) {
-                   config.fsdp.param_storage = config.mixed_precision.param_dtype = "bfloat16";
-                 }},
-        SavedRun{"cpu_offload", [](config::Config& config) { config.fsdp.cpu_offload = true; }},
-        SavedRun{"updates_as_gradients_arrive",
-                 [](config::Config& config) { config.training.max_grad_norm = 0; }},
-        SavedRun{"accumulation",
-                 [](config::Config& config) {
-                   config.training.gradient_accumulation_steps = 3;
-                   config.training.no_sync = true;
-                 }},
-        SavedRun{"reproducible",
-                 [](config::Config& config) {
-                   config.training.reproducible = "world_size";
-                   config.training.global_batch_size = 4;
-                   config.training.gradient_accumulation_steps = 0;
-                 }},
-        SavedRun{"replicas",
-                 [](config::Config& config) {
-                   config.fsdp.strategy = "hybrid_shard";
-                   config.mesh.dcn = 2;
-                 }},
-        SavedRun{"no_shard", [](config::Config& config) { config.fsdp.strategy = "no_shard"; }},
-        SavedRun{"loss_scaler", scale_loss},
-        SavedRun{"skipped_spikes",
-                 [](config::Config& config) {
-                   config.training.skip_zscore = 0.01;
-                   config.training.skip_window = 2;
-                   config.training.max_skipped_steps = 100;
-                 }}),
+    ::testing::Values(with_optimizer("adamw"), with_optimizer("adam"), with_optimizer("sgd"),
+                      with_optimizer("muon"), with_optimizer("lamb"), with_optimizer("lion"),
+                      with_optimizer("adafactor"), with_optimizer("adagrad"), with_optimizer("adadelta"),
+                      with_optimizer("adamax"),
+                      SavedRun{"averaged", [](config::Config& config) { config.optimizer.ema_decay = 0.9; }},
+                      SavedRun{"states_in_bfloat16",
+                               [](config::Config& config) { config.optimizer.state_dtype = "bfloat16"; }},
+                      SavedRun{"states_in_int8",
+                               [](config::Config& config) { config.optimizer.state_dtype = "int8"; }},
+                      SavedRun{"stored_in_bfloat16",
+                               [](config::Config& config) {
+                                 config.fsdp.param_storage = config.mixed_precision.param_dtype = "bfloat16";
+                               }},
+                      SavedRun{"cpu_offload", [](config::Config& config) { config.fsdp.cpu_offload = true; }},
+                      SavedRun{"updates_as_gradients_arrive",
+                               [](config::Config& config) { config.training.max_grad_norm = 0; }},
+                      SavedRun{"accumulation",
+                               [](config::Config& config) {
+                                 config.training.gradient_accumulation_steps = 3;
+                                 config.training.no_sync = true;
+                               }},
+                      SavedRun{"reproducible",
+                               [](config::Config& config) {
+                                 config.training.reproducible = "world_size";
+                                 config.training.global_batch_size = 4;
+                                 config.training.gradient_accumulation_steps = 0;
+                               }},
+                      SavedRun{"replicas",
+                               [](config::Config& config) {
+                                 config.fsdp.strategy = "hybrid_shard";
+                                 config.mesh.dcn = 2;
+                               }},
+                      SavedRun{"no_shard", [](config::Config& config) { config.fsdp.strategy = "no_shard"; }},
+                      SavedRun{"loss_scaler", scale_loss},
+                      SavedRun{"skipped_spikes",
+                               [](config::Config& config) {
+                                 config.training.skip_zscore = 0.01;
+                                 config.training.skip_window = 2;
+                                 config.training.max_skipped_steps = 100;
+                               }}),
     [](const auto& info) { return info.param.name; });
 
 TEST_F(TrainerTest, AdaptersAreSavedAsynchronouslyWithTheSameBits) {
@@ -149,7 +150,8 @@ TEST_F(TrainerTest, ASaveWhoseNextStepDivergesIsCompleted) {
     EXPECT_EQ(failure(2, config_, "diverged at step"), ErrorKind::kDiverged);
     const auto found = checkpoint::find_checkpoints(config_.run.output_dir);
     EXPECT_TRUE(found.torn.empty());
-    for (auto& of_step = steps.emplace_back(); const auto& each : found.complete) of_step.push_back(each.step);
+    for (auto& of_step = steps.emplace_back(); const auto& each : found.complete)
+      of_step.push_back(each.step);
   }
   EXPECT_FALSE(steps[0].empty());
   ASSERT_EQ(steps[0], steps[1]);

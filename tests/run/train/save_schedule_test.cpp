@@ -88,13 +88,15 @@ TEST(SaveSchedule, SavesEachStepThatIsLongerThanTheInterval) {
 }
 
 TEST(SaveSchedule, LetsASaveEndBeforeTheNextByTime) {
-  const MadeRun run = made_run({.interval_minutes = 1}, 40, [](int64_t) { return 10.0; }, /*save_steps=*/9);
+  const MadeRun run = made_run(
+      {.interval_minutes = 1}, 40, [](int64_t) { return 10.0; }, /*save_steps=*/9);
   EXPECT_THAT(run.saves, ElementsAre(6, 16, 26, 36)) << "the step after the end of a save may be the next";
 }
 
 TEST(SaveSchedule, BeginsASaveWhenThePreviousHasEnded) {
   checkpoint::CheckpointOptions options{.schedule = "continuous", .asynchronous = true};
-  const MadeRun run = made_run(options, 10, [](int64_t) { return 10.0; }, /*save_steps=*/3);
+  const MadeRun run = made_run(
+      options, 10, [](int64_t) { return 10.0; }, /*save_steps=*/3);
   EXPECT_THAT(run.saves, ElementsAre(1, 5, 9));
   EXPECT_EQ(run.collectives, 0);
 }
@@ -103,10 +105,10 @@ TEST(SaveSchedule, SavesStepsThatAreToBeKeptWhateverTheTime) {
   const MadeRun run = made_run({.interval_minutes = 10, .keep_last = 2, .keep_every = 500}, 1300,
                                [](int64_t) { return 1.0; });
   EXPECT_THAT(run.saves, ElementsAre(500, 1000)) << "each is less than 600 seconds after the previous save";
-  EXPECT_THAT(made_run({.interval_minutes = 10, .keep_last = 2, .keep_every = 700}, 1450,
-                       [](int64_t) { return 1.0; })
-                  .saves,
-              ElementsAre(600, 700, 1300, 1400));
+  EXPECT_THAT(
+      made_run({.interval_minutes = 10, .keep_last = 2, .keep_every = 700}, 1450, [](int64_t) { return 1.0; })
+          .saves,
+      ElementsAre(600, 700, 1300, 1400));
 }
 
 std::vector<int64_t> saved_steps(const std::filesystem::path& folder) {

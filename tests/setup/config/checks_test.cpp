@@ -257,10 +257,11 @@ TEST(Conflicts, TheMetricOfTheBestIsOneThatIsReported) {
 TEST(Conflicts, SavesThatFollowEachOtherAreAsynchronous) {
   Config config;
   config.checkpoint.schedule = "continuous";
-  EXPECT_EQ(only_conflict(config),
-            "checkpoint.schedule must be interval without checkpoint.asynchronous, because training would stand "
-            "still while one save follows another, but is continuous; set checkpoint.asynchronous = true or "
-            "checkpoint.interval_minutes");
+  EXPECT_EQ(
+      only_conflict(config),
+      "checkpoint.schedule must be interval or auto without checkpoint.asynchronous, because training would "
+      "stand still while one save follows another, but is continuous; change it or set "
+      "checkpoint.asynchronous = true");
   config.checkpoint.asynchronous = true;
   EXPECT_TRUE(find_conflicts(config).empty());
 }
