@@ -43,6 +43,7 @@ if(FSDP_WITH_CUDA)
   endforeach()
 endif()
 set(CPACK_DEBIAN_MPI_PACKAGE_NAME fsdp-toolkit-mpi)
+set(CPACK_DEBIAN_PROGRAMS_PACKAGE_RECOMMENDS "libcurl4 | libcurl4t64 | libcurl3-gnutls")  # https:// and hf://, loaded when named
 set(CPACK_DEBIAN_MPI_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME fsdp-toolkit-dev)
 set(CPACK_DEBIAN_LIBTORCH_RUNTIME_PACKAGE_NAME fsdp-libtorch)

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/objects/local_copy.h"
 #include "base/util/error.h"
 #include "base/util/extension.h"
 #include "base/util/file.h"
@@ -97,7 +98,7 @@ std::optional<std::string> template_of(const OrderedJson& config, const std::str
 /// Returns the folder of a tokenizer's files; nothing for "bytes".
 std::optional<fs::path> folder_of(const std::string& tokenizer) {
   std::error_code error;
-  const fs::path path = tokenizer;
+  const fs::path path = objects::local_copy(tokenizer);
   if (fs::is_directory(path, error)) return path;
   if (!fs::exists(path, error)) return std::nullopt;
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
@@ -137,8 +138,9 @@ void take_from_folder(const fs::path& folder, ChatTemplateSource& source) {
   source.text = *text;
 }
 
-ChatTemplateSource find_in_files(const std::string& name, const std::string& tokenizer,
+ChatTemplateSource find_in_files(const std::string& given, const std::string& tokenizer,
                                  const std::string& variables) {
+  const std::string name = objects::local_copy(given).string();
   ChatTemplateSource source;
   std::error_code error;
   const std::optional<fs::path> folder = folder_of(tokenizer);

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/objects/local_copy.h"
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "data/chat/chat_markers.h"
@@ -17,7 +18,8 @@ constexpr const char* kMainFile = "tokenizer.json";
 constexpr const char* kConfigFile = "tokenizer_config.json";
 
 /// Returns the tokenizer.json that a tokenizer is read from.
-fs::path main_file_of(const std::string& tokenizer) {
+fs::path main_file_of(const std::string& name) {
+  const std::string tokenizer = objects::local_copy(name).string();
   std::error_code error;
   const fs::path path =
       fs::is_directory(tokenizer, error) ? fs::path(tokenizer) / kMainFile : fs::path(tokenizer);

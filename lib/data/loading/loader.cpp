@@ -266,11 +266,14 @@ Batch TrainLoader::batch(int64_t first_global_sample, int64_t micro_batch) const
   int64_t first = first_global_sample + (micro_batch * placement_.world_size + placement_.rank) * rows;
   if (options_.max_tokens > 0) return batch_by_tokens(first);
   BatchBuilder builder(options_);
+  std::vector<std::pair<const Samples*, int64_t>> samples;
   for (int64_t row = 0; row < rows; ++row) {
     const Mixture::MixedSample place = place_of(first + row);
     const Set& set = sets_[place.set];
-    builder.add(*set.samples, set.order.sample(place.index));
+    samples.emplace_back(set.samples.get(), set.order.sample(place.index));
+    if (rows > 1) set.samples->will_read(samples.back().second);
   }
+  for (const auto& [set, sample] : samples) builder.add(*set, sample);
   Batch batch = builder.take();
   batch.first_row = first;
   return batch;
@@ -285,6 +288,7 @@ Batch TrainLoader::batch_by_tokens(int64_t position) const {
   const Set& set = sets_[place.set];
   const std::span<const int64_t> samples = set.batches->batch(set.order.sample(place.index));
   BatchBuilder builder(options_, static_cast<int64_t>(samples.size()), set.samples->length(samples.back()));
+  for (const int64_t sample : samples) set.samples->will_read(sample);
   for (const int64_t sample : samples) builder.add(*set.samples, sample);
   Batch batch = builder.take();
   batch.first_row = position * options_.max_tokens;  // no batch has more rows

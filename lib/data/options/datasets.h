@@ -60,6 +60,8 @@ class Samples {
   virtual std::string name() const = 0;
   /// Reads sample `sample` (from 0) as a row of T = data.sequence_length tokens. inputs, targets: [T].
   virtual Row read(int64_t sample, int64_t* inputs, int64_t* targets) const = 0;
+  /// Begins to fetch a sample that will be read. Only a hint. Thread-safe.
+  virtual void will_read(int64_t /*sample*/) const {}
   /// Length of the row up to its last target that counts, 1 to T; 0: unknown, so data.max_tokens is refused.
   virtual int64_t length(int64_t /*sample*/) const { return 0; }
   /// Returns the survey of the first `rows` samples, if data.train_on excludes targets of conversations.

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/objects/local_copy.h"
 #include "base/util/error.h"
 
 namespace fsdp::data {
@@ -51,8 +52,9 @@ bool holds_tokenizer(const std::string& path);
 /// Calls `body` with the name of a tokenizer, in place of a GGUF file's with the folder of its files.
 template <typename Body>
 auto with_unpacked(const std::string& tokenizer, const Body& body) {
-  if (!names_gguf(tokenizer)) return body(tokenizer);
-  const UnpackedTokenizer unpacked(tokenizer);
+  const std::string path = objects::local_copy(tokenizer).string();
+  if (!names_gguf(path)) return body(path);
+  const UnpackedTokenizer unpacked(path);
   try {
     return body(unpacked.folder().string());
   } catch (const util::Error& error) {

@@ -138,7 +138,7 @@ std::optional<int64_t> TokenBytes::count(const int64_t* ids, int64_t length) con
 namespace {
 
 NamedVocabulary find_in_files(const std::string& name) {
-  fs::path path = name;
+  const fs::path path = name;
   std::error_code error;
   if (fs::is_directory(path, error)) return find_in_folder(path);
   if (fs::exists(path, error)) {

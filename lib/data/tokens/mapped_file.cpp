@@ -7,13 +7,14 @@
 
 #include <cerrno>
 
+#include "base/objects/local_copy.h"
 #include "base/util/error.h"
 
 namespace fsdp::data {
 
 MappedFile::MappedFile(std::string kind, const std::string& path) : kind_(std::move(kind)), path_(path) {
   // O_NONBLOCK: opening a pipe without a writer would otherwise wait for one.
-  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  fd_ = ::open(objects::local_copy(path).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd_ < 0)
     refuse("cannot be opened (" + util::errno_text(errno) + ")", "give the path of a readable file");
   try {

@@ -199,6 +199,11 @@ std::optional<RowSurvey> SampleReader::survey(int64_t rows) const {
   return survey;
 }
 
+void SampleReader::will_read(int64_t sample) const {
+  const DocumentSamples::Range range = range_of(sample);
+  files_->will_read(range.begin, range.tokens);
+}
+
 SampleReader::Row SampleReader::read(int64_t sample, int64_t* inputs, int64_t* targets) const {
   const DocumentSamples::Range range = range_of(sample);
   std::vector<int64_t> tokens(static_cast<size_t>(range.tokens));
@@ -249,7 +254,9 @@ std::unique_ptr<Samples> open_samples(const SamplesRequest& request) {
   auto reader =
       std::make_unique<SampleReader>(expand_patterns(request.entries), request.options, request.vocab_size);
   const TokenFiles& files = reader->files();
-  if (files.bytes() <= kMaxScannedBytes && files.largest_possible_id() >= request.vocab_size) {
+  // Rows of remote files are checked when they are read.
+  if (!files.has_remote() && files.bytes() <= kMaxScannedBytes &&
+      files.largest_possible_id() >= request.vocab_size) {
     check_all_ids(files, request.vocab_size);
   }
   return reader;

@@ -34,6 +34,7 @@ class SampleReader final : public Samples {
   const TokenFiles& files() const { return *files_; }
 
   /// Reads a sample. Throws Error(kData) for a token id outside the vocabulary.
+  void will_read(int64_t sample) const override;
   Row read(int64_t sample, int64_t* inputs, int64_t* targets) const override;
   int64_t length(int64_t sample) const override;
   nlohmann::json identity() const override;

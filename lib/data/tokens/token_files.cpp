@@ -7,6 +7,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "base/objects/object_name.h"
 #include "base/util/error.h"
 #include "base/util/extension.h"
 #include "base/util/regular_file.h"
@@ -23,6 +24,9 @@ static_assert(std::endian::native == std::endian::little,
 std::string tokens_path(const std::string& path) {
   std::error_code error;
   fs::path given = path;
+  if (objects::is_remote(path)) {
+    return util::extension_of(given) == ".idx" ? given.replace_extension(".bin").string() : path;
+  }
   if (util::extension_of(given) == ".idx") {
     fs::path tokens = fs::path(given).replace_extension(".bin");
     return fs::exists(tokens, error) ? tokens.string() : path;
@@ -46,6 +50,7 @@ void scan_parts(const Source& source, int64_t begin, int64_t end, const VisitTok
   for (; begin < end; begin += kPartTokens) {
     const int64_t count = std::min(kPartTokens, end - begin);
     ids.resize(static_cast<size_t>(count));
+    source.will_read(begin + count, std::min(kPartTokens, end - begin - count));
     source.read(begin, count, ids.data());
     source.release(begin, count);
     visit(begin, ids);
@@ -59,9 +64,10 @@ int64_t largest_of(const std::vector<int64_t>& ids) {
   return largest;
 }
 
-int32_t header_number(const MappedFile& file, int64_t i) {
+int32_t header_number(const TokenStorage& file, int64_t i) {
   int32_t number;
-  std::memcpy(&number, file.data() + 4 * i, sizeof(number));
+  std::vector<char> buffer;
+  std::memcpy(&number, file.view(4 * i, sizeof(number), buffer), sizeof(number));
   return number;
 }
 
@@ -81,7 +87,7 @@ std::string remedy_for_id(int64_t id) {
 
 TokenFile::TokenFile(const std::string& path, std::optional<TokenFormat> expected)
     : path_(tokens_path(path)) {
-  file_ = std::make_unique<MappedFile>("token file", path_);
+  file_ = std::make_unique<TokenStorage>(path_);
   if (file_->size_bytes() == 0) file_->refuse("is empty", "create it again with fsdp-data tokenize");
   std::optional<TokenFormat> found;
   if (expected != TokenFormat::kU16 && expected != TokenFormat::kU32) found = format_of_content();
@@ -117,10 +123,10 @@ std::optional<TokenFormat> TokenFile::format_of_content() const {
     }
   }
   if (util::extension_of(path_) != ".bin") return std::nullopt;
-  fs::path index = index_path(path_);
-  std::error_code error;
-  if (!fs::exists(index, error)) return std::nullopt;
-  std::string magic = first_bytes(index);
+  const fs::path index = index_path(path_);
+  const std::optional<std::string> readable = companion_of_tokens(index.string());
+  if (!readable) return std::nullopt;
+  const std::string magic = first_bytes(*readable);
   if (magic == std::string_view(kIndexMagic, static_cast<size_t>(kIndexMagicBytes))) {
     return TokenFormat::kMegatron;  // or fairseq's, which TokenIndex determines
   }
@@ -136,12 +142,14 @@ std::optional<TokenFormat> TokenFile::format_of_content() const {
 /// counts as 16-bit tokens. Tokens that are wider than their file's format are refused in any case.
 void TokenFile::require_tokens(bool any_content) const {
   constexpr int64_t kSample = 8192;
-  const std::string_view content(file_->data(), static_cast<size_t>(file_->size_bytes()));
-  const int64_t middle = std::max<int64_t>(file_->size_bytes() / 2 - kSample / 2, 0) / 8 * 8;
-  const std::string_view sample = content.substr(static_cast<size_t>(middle), kSample);
-  const auto foreign = format_ == TokenFormat::kU16 && !any_content
-                           ? foreign_to_tokens(content.substr(0, 512), sample, path_)
-                           : wide_tokens(sample, path_);
+  const int64_t bytes = file_->size_bytes(), head_bytes = std::min<int64_t>(bytes, 512);
+  const int64_t middle = std::max<int64_t>(bytes / 2 - kSample / 2, 0) / 8 * 8;
+  const int64_t sample_bytes = std::min(kSample, bytes - middle);
+  std::vector<char> buffer, head_buffer;
+  const std::string_view sample(file_->view(middle, sample_bytes, buffer), static_cast<size_t>(sample_bytes));
+  const std::string_view head(file_->view(0, head_bytes, head_buffer), static_cast<size_t>(head_bytes));
+  const auto foreign = format_ == TokenFormat::kU16 && !any_content ? foreign_to_tokens(head, sample, path_)
+                                                                    : wide_tokens(sample, path_);
   if (foreign) file_->refuse(foreign->found, foreign->remedy);
 }
 
@@ -181,17 +189,18 @@ void TokenFile::open_llmc() {
 }
 
 void TokenFile::open_pair() {
-  index_ = std::make_unique<TokenIndex>(index_path(path_).string(), path_, file_->size_bytes());
+  const std::string index = index_path(path_).string();
+  index_ =
+      std::make_unique<TokenIndex>(companion_of_tokens(index).value_or(index), path_, file_->size_bytes());
   format_ = index_->format();
   type_ = index_->type();
   size_ = file_->size_bytes() / bytes_of(type_);
 }
 
 void TokenFile::open_turns() {
-  const fs::path path = turns_path(path_);
-  std::error_code error;
-  if (!fs::exists(path, error)) return;
-  turns_ = std::make_unique<TokenTurns>(path, path_, size_);
+  const std::optional<std::string> path = companion_of_tokens(turns_path(path_).string());
+  if (!path) return;
+  turns_ = std::make_unique<TokenTurns>(*path, path_, size_);
   TokenHash hash;
   scan([&hash](int64_t, const std::vector<int64_t>& ids) { hash.add(ids.data(), ids.size()); });
   turns_->check_tokens(hash);
@@ -199,7 +208,10 @@ void TokenFile::open_turns() {
 
 template <typename Stored>
 void TokenFile::copy(int64_t begin, int64_t count, int64_t* out) const {
-  const Stored* from = reinterpret_cast<const Stored*>(file_->data() + header_bytes_) + begin;
+  constexpr auto kWidth = static_cast<int64_t>(sizeof(Stored));
+  std::vector<char> buffer;
+  const auto* from =
+      reinterpret_cast<const Stored*>(file_->view(header_bytes_ + begin * kWidth, count * kWidth, buffer));
   bool outside = false;
   for (int64_t i = 0; i < count; ++i) {
     out[i] = static_cast<int64_t>(from[i]);
@@ -236,6 +248,10 @@ void TokenFile::release(int64_t begin, int64_t count) const {
   file_->release(header_bytes_ + begin * bytes_of(type_), count * bytes_of(type_));
 }
 
+void TokenFile::will_read(int64_t begin, int64_t count) const {
+  file_->will_read(header_bytes_ + begin * bytes_of(type_), count * bytes_of(type_));
+}
+
 void TokenFile::scan(const VisitTokens& visit) const { scan_parts(*this, 0, size_, visit); }
 
 TokenFiles::TokenFiles(const std::vector<std::string>& paths, std::optional<TokenFormat> expected)
@@ -259,6 +275,8 @@ int64_t TokenFiles::bytes() const {
   for (const auto& file : files_) bytes += file->size() * bytes_of(file->type());
   return bytes;
 }
+
+bool TokenFiles::has_remote() const { return std::ranges::any_of(paths_, objects::is_remote); }
 
 size_t TokenFiles::file_of(int64_t position) const {
   return static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), position) - ends_.begin());
@@ -293,6 +311,11 @@ void TokenFiles::read_parts(int64_t begin, int64_t count, TokenPart* out) const 
 void TokenFiles::release(int64_t begin, int64_t count) const {
   for_each_part(begin, count,
                 [](const TokenFile& file, int64_t first, int64_t here) { file.release(first, here); });
+}
+
+void TokenFiles::will_read(int64_t begin, int64_t count) const {
+  for_each_part(begin, count,
+                [](const TokenFile& file, int64_t first, int64_t here) { file.will_read(first, here); });
 }
 
 TokenFiles::Position TokenFiles::locate(int64_t position) const {

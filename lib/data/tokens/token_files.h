@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "data/tokens/mapped_file.h"
 #include "data/tokens/token_format.h"
 #include "data/tokens/token_index.h"
+#include "data/tokens/token_storage.h"
 #include "data/tokens/token_turns.h"
 
 namespace fsdp::data {
@@ -54,6 +54,9 @@ class TokenFile {
   /// Calls MappedFile::release() for the tokens [begin, begin + count).
   void release(int64_t begin, int64_t count) const;
 
+  /// Begins to fetch the tokens [begin, begin + count) of a remote file. Only a hint.
+  void will_read(int64_t begin, int64_t count) const;
+
   /// Visits all tokens, in parts, and releases them.
   void scan(const VisitTokens& visit) const;
 
@@ -68,7 +71,7 @@ class TokenFile {
   void copy(int64_t begin, int64_t count, int64_t* out) const;
 
   std::string path_;
-  std::unique_ptr<MappedFile> file_;
+  std::unique_ptr<TokenStorage> file_;
   std::unique_ptr<TokenIndex> index_;
   std::unique_ptr<TokenTurns> turns_;
   TokenFormat format_ = TokenFormat::kU16;
@@ -100,6 +103,8 @@ class TokenFiles {
   /// The largest id that the files' types can hold.
   int64_t largest_possible_id() const;
   int64_t bytes() const;  ///< bytes of all tokens
+  /// Whether a file is an object of a store, whose reading takes requests.
+  bool has_remote() const;
 
   /// Copies the tokens [begin, begin + count) of the joined files. Throws Error(kData) if a file has become
   /// shorter since it was opened, and for an id that is not a uint32.
@@ -112,6 +117,9 @@ class TokenFiles {
   /// would otherwise include the whole files. The pages stay in the system's cache and are reloaded on
   /// access.
   void release(int64_t begin, int64_t count) const;
+
+  /// Begins to fetch tokens of remote files that will be read. Only a hint.
+  void will_read(int64_t begin, int64_t count) const;
 
   /// Visits the tokens [begin, end) of the joined files, in parts, and releases them.
   void scan(int64_t begin, int64_t end, const VisitTokens& visit) const;

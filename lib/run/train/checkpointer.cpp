@@ -259,7 +259,8 @@ checkpoint::Retention Checkpointer::retention() const {
   checkpoint::Retention retention{
       .keep_last = config_.checkpoint.keep_last, .keep_every = config_.checkpoint.keep_every, .run = run_};
   // A best checkpoint stays, even if the config no longer asks for one. Only rank 0 removes.
-  if (is_first_rank()) retention.keep_step = checkpoint::best_step(output_folder());
+  if (!is_first_rank()) return retention;
+  if (const auto best = checkpoint::best_step(output_folder())) retention.keep_steps.push_back(*best);
   return retention;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/objects/local_copy.h"
 #include "base/util/error.h"
 #include "base/util/extension.h"
 #include "base/util/file.h"
@@ -61,7 +62,7 @@ bool same_content(const fs::path& a, const fs::path& b) {
 /// Returns the files of data.tokenizer, if it is a path.
 ModelFiles tokenizer_files(const std::string& tokenizer) {
   std::error_code error;
-  const fs::path path = tokenizer;
+  const fs::path path = objects::local_copy(tokenizer);
   if (tokenizer == "bytes" || !fs::exists(path, error)) return {};
   ModelFiles files;
   const fs::path folder = fs::is_directory(path, error) ? path

@@ -4,6 +4,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/objects/local_copy.h"
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "base/util/text.h"
@@ -188,7 +189,8 @@ Source Source::from_text(std::string name, std::string text) {
 
 Source Source::from_override(std::string text) { return Source("command line", std::move(text), false); }
 
-Source Source::from_file(const fs::path& path) {
+Source Source::from_file(const fs::path& given) {
+  const fs::path path = objects::local_copy(given.string());
   const auto refuse = [&path](const auto&... found) {
     fail(ErrorKind::kUsage, path.empty() ? "the path of the config" : path.string(),
          ": expected a TOML file; found ", found...);
@@ -217,7 +219,7 @@ Source Source::from_file(const fs::path& path) {
   } catch (const util::Error& failure) {
     refuse("that it cannot be read: ", failure.what());
   }
-  Source source(path.string(), std::move(text), true);
+  Source source(given.string(), std::move(text), true);
   source.is_file_ = true;
   return source;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/objects/object_name.h"
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "setup/config/loader.h"
@@ -16,7 +17,7 @@ void Loader::apply_stored_model() {
   if (path.empty() || !file_was_read_ || completeness_ == Completeness::kIsWhole) return;
   const Given& place = given_.at("model.init_from");
   try {
-    if (!util::is_there(path)) {
+    if (!objects::is_remote(path) && !util::is_there(path)) {
       // Reported when the weights are opened, unless the model is unknown without them.
       const std::vector<Key>& keys = all_keys();
       const bool any = std::any_of(keys.begin(), keys.end(), [&](const Key& key) {

@@ -14,6 +14,7 @@
 #include "state/description/described_model.h"
 #include "state/gguf/forms.h"
 #include "state/hugging_face/hugging_face_config.h"
+#include "state/manifest/local_weights.h"
 #include "state/weights/adapter.h"
 #include "state/weights/gguf_source.h"
 #include "state/weights/shard_set.h"
@@ -43,7 +44,9 @@ std::optional<c10::ScalarType> matrix_dtype(const gguf::Reader& file) {
 
 }  // namespace
 
-ShardedResult import_model(const ImportRequest& request) {
+ShardedResult import_model(const ImportRequest& given) {
+  ImportRequest request = given;
+  request.source = local_weights(given.source);
   const WeightsFormat format = format_of(request.source);
   if (format == WeightsFormat::kCheckpoint) {
     fail(ErrorKind::kUsage, request.source.string(),

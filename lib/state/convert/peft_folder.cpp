@@ -14,6 +14,7 @@
 #include "model/nn/lora.h"
 #include "state/description/described_model.h"
 #include "state/manifest/folders.h"
+#include "state/manifest/local_weights.h"
 #include "state/manifest/staged_output.h"
 #include "state/weights/safetensors.h"
 #include "state/weights/shard_set.h"
@@ -178,7 +179,8 @@ AdapterDescription described_by_peft(const fs::path& file) {
 
 }  // namespace
 
-StoredAdapter open_adapter(const fs::path& path) {
+StoredAdapter open_adapter(const fs::path& given) {
+  const fs::path path = local_weights(given);
   StoredAdapter adapter;
   std::error_code error;
   if (fs::exists(path / kPeftConfig, error)) {

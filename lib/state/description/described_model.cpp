@@ -11,6 +11,10 @@
 #include "state/hugging_face/hugging_face_config.h"
 #include "state/manifest/digest.h"
 #include "state/manifest/folders.h"
+#include "base/objects/local_copy.h"
+#include "base/objects/object_name.h"
+#include "base/objects/object_store.h"
+#include "state/manifest/local_weights.h"
 #include "state/manifest/manifest.h"
 
 namespace fsdp::checkpoint {
@@ -43,10 +47,12 @@ std::string pickle_in(const fs::path& folder) {
 
 bool is_dcp_folder(const fs::path& path) {
   std::error_code error;
-  return fs::exists(path / kDcpMetadataName, error);
+  return fs::exists(local_weights(path) / kDcpMetadataName, error);
 }
 
-WeightsFormat format_of(const fs::path& path) {
+WeightsFormat format_of(const fs::path& given) {
+  const fs::path path = local_weights(given);
+  if (is_remote_checkpoint(path)) return WeightsFormat::kCheckpoint;
   std::error_code error;
   if (!util::is_there(path)) {
     fail(ErrorKind::kCheckpoint, "there are no weights at ", path.string(),
@@ -82,7 +88,8 @@ WeightsFormat format_of(const fs::path& path) {
        "; give a safetensors or GGUF file, a Hugging Face folder, or a checkpoint");
 }
 
-std::optional<DescribedModel> described_model(const fs::path& weights) {
+std::optional<DescribedModel> described_model(const fs::path& given) {
+  const fs::path weights = local_weights(given);
   DescribedModel model;
   const WeightsFormat format = format_of(weights);
   if (format == WeightsFormat::kCheckpoint) {
@@ -124,7 +131,8 @@ void read_model_config(DescribedModel& model) {
   }
 }
 
-fs::path config_beside(const fs::path& weights) {
+fs::path config_beside(const fs::path& given) {
+  const fs::path weights = local_weights(given);
   std::error_code error;
   return (fs::is_directory(weights, error) ? weights : weights.parent_path()) / "config.json";
 }
@@ -173,6 +181,14 @@ ModelFiles model_files_in(const fs::path& folder) {
 }
 
 fs::path kept_model_files(const fs::path& checkpoint_folder) {
+  if (is_remote_checkpoint(checkpoint_folder)) {
+    const std::string folder = checkpoint_folder.string();
+    for (const std::string& around : {folder, objects::folder_of(folder)}) {
+      const std::string files = objects::joined(around, kModelFilesName);
+      if (!objects::object_store(files).list(files).empty()) return objects::local_copy(files);
+    }
+    return {};
+  }
   fs::path folder = fs::absolute(checkpoint_folder).lexically_normal();
   if (!folder.has_filename()) folder = folder.parent_path();  // of a path that ends in a slash
   std::error_code error;

@@ -4,8 +4,12 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "base/objects/local_copy.h"
+#include "base/objects/object_name.h"
+#include "base/objects/object_store.h"
 #include "base/util/error.h"
 #include "base/util/raw_file.h"
 #include "base/util/text.h"
@@ -28,6 +32,30 @@ auto naming(const std::string& where, const Body& body) {
   }
 }
 
+/// A file, or an object of a store, of which parts are read one after another.
+class HashedBytes {
+ public:
+  explicit HashedBytes(const fs::path& path) : name_(path.string()) {
+    if (!objects::is_remote(name_)) {
+      file_ = util::RawFile::open(path);
+      return;
+    }
+    object_ = objects::object_store(name_).find(name_);
+    if (!object_) fail(ErrorKind::kCheckpoint, "the object ", name_, " does not exist");
+  }
+
+  int64_t size_bytes() const { return file_ ? file_->size_bytes() : object_->size_bytes; }
+  void read_at(int64_t offset, char* out, int64_t bytes) const {
+    file_ ? file_->read_at(offset, out, bytes)
+          : objects::object_store(name_).read(name_, *object_, offset, bytes, out);
+  }
+
+ private:
+  std::string name_;
+  std::optional<util::RawFile> file_;
+  std::optional<objects::ObjectInfo> object_;
+};
+
 }  // namespace
 
 fs::path temporary_name(const fs::path& path) {
@@ -35,7 +63,7 @@ fs::path temporary_name(const fs::path& path) {
 }
 
 FileDigest digest_file(const fs::path& path, const std::function<void(int64_t)>& on_bytes) {
-  const util::RawFile file = util::RawFile::open(path);
+  const HashedBytes file(path);
   FileDigest digest;
   digest.bytes = file.size_bytes();
   std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
@@ -56,7 +84,7 @@ std::string xxh3_64_of(std::string_view text) {
 }
 
 std::string read_text(const fs::path& path, int64_t largest_bytes, const std::string& what) {
-  const util::RawFile file = util::RawFile::open(path);
+  const util::RawFile file = util::RawFile::open(objects::file_copy(path));
   const int64_t bytes = file.size_bytes();
   if (bytes > largest_bytes) {
     fail(ErrorKind::kCheckpoint, path.string(), " has ", bytes, " bytes, more than any ", what);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <array>
 #include <cerrno>
 #include <charconv>
@@ -16,6 +17,9 @@
 #include "base/util/system.h"
 #include "base/util/text.h"
 #include "state/manifest/digest.h"
+#include "base/objects/object_name.h"
+#include "base/objects/object_store.h"
+#include "state/manifest/local_weights.h"
 #include "state/manifest/manifest.h"
 #include "state/manifest/run_identity.h"
 
@@ -92,7 +96,14 @@ std::optional<TornCheckpoint> tear_of(int64_t step, const fs::path& folder, std:
     return TornCheckpoint{step, folder, std::move(reason), tear, kind};
   };
   std::error_code error;
-  if (!fs::exists(folder / kManifestName, error) && !error) {
+  std::map<std::string, int64_t> remote_bytes;
+  const bool is_remote = objects::is_remote(folder.string());
+  if (is_remote) {
+    for (const objects::ListedObject& object : objects::object_store(folder.string()).list(folder.string())) {
+      remote_bytes[object.name] = object.size_bytes;
+    }
+  }
+  if (is_remote ? !remote_bytes.contains(kManifestName) : !fs::exists(folder / kManifestName, error) && !error) {
     return torn(Tear::kUnfinished, concat("it has no ", kManifestName, ", so it was never finished"));
   }
   Manifest manifest;
@@ -104,7 +115,11 @@ std::optional<TornCheckpoint> tear_of(int64_t step, const fs::path& folder, std:
     return torn(Tear::kUnreadable, failure.what(), failure.kind());
   }
   for (const FileEntry& file : manifest.files) {
-    auto bytes = fs::file_size(folder / file.name, error);
+    const auto remote = remote_bytes.find(file.name);
+    if (is_remote && remote == remote_bytes.end()) {
+      return torn(Tear::kDamaged, concat("its file ", file.name, " does not exist"), ErrorKind::kIo);
+    }
+    const auto bytes = is_remote ? static_cast<uintmax_t>(remote->second) : fs::file_size(folder / file.name, error);
     if (error) {
       const bool missing = error == std::errc::no_such_file_or_directory;
       return torn(missing ? Tear::kDamaged : Tear::kUnreadable,
@@ -152,7 +167,7 @@ std::vector<fs::path> prune(const fs::path& root, const Retention& retention) {
   std::erase_if(complete, [&](const CompleteCheckpoint& each) { return !is_of_run(each, retention.run); });
   for (size_t i = 0; i + static_cast<size_t>(retention.keep_last) < complete.size(); ++i) {
     if (retention.keep_every > 0 && complete[i].step % retention.keep_every == 0) continue;
-    if (retention.keep_step == complete[i].step) continue;
+    if (std::ranges::count(retention.keep_steps, complete[i].step) > 0) continue;
     const fs::path& folder = complete[i].folder;
     fs::path hidden = root / (kDeletingPrefix + folder.filename().string());
     util::rename_and_sync(folder, hidden);
@@ -300,7 +315,15 @@ ResumeChoice resolve_resume(const fs::path& root, const std::string& resume) {
                                passed_over(found))};
 }
 
-fs::path checkpoint_folder(const fs::path& path) {
+fs::path checkpoint_folder(const fs::path& given) {
+  const fs::path path = local_weights(given);
+  if (is_remote_checkpoint(path)) {
+    if (const std::string reason = incompleteness(path); !reason.empty()) {
+      fail(ErrorKind::kCheckpoint, path.string(), " is not a complete checkpoint (", reason,
+           "); name another step's folder");
+    }
+    return path;
+  }
   std::error_code error;
   if (!fs::is_directory(path, error)) {
     fail(ErrorKind::kCheckpoint, path.string(),

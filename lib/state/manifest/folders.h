@@ -57,7 +57,7 @@ FoundCheckpoints find_checkpoints(const std::filesystem::path& root);
 struct Retention {
   int64_t keep_last = 0;   ///< number of newest checkpoints to keep; 0: all
   int64_t keep_every = 0;  ///< also keeps checkpoints whose step is a multiple of this; 0: none
-  std::optional<int64_t> keep_step = std::nullopt;  ///< also keeps the checkpoint of this step
+  std::vector<int64_t> keep_steps = {};  ///< also keeps the checkpoints of these steps
   /// Checkpoints of other runs are neither counted nor removed; "": all belong to one run.
   std::string run = {};
 };

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/dtype/dtype.h"
+#include "base/objects/object_name.h"
 #include "base/util/error.h"
 #include "base/util/file.h"
 #include "base/util/hash.h"
@@ -242,7 +243,7 @@ std::shared_ptr<const TensorSource> merged_source(const fs::path& checkpoint_fol
     fail(ErrorKind::kCheckpoint, "the adapters in ", where, " belong to ", adapter.base_identity,
          ", which are not in a file; train adapters of stored weights (model.init_from)");
   }
-  if (!util::is_there(adapter.base)) {
+  if (!objects::is_remote(adapter.base) && !util::is_there(adapter.base)) {
     fail(ErrorKind::kCheckpoint, "the adapters in ", where, " need the weights of their base at ",
          adapter.base,
          ", but nothing is there; put them back, or export the adapters alone (fsdp-ckpt export --adapter)");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/objects/local_copy.h"
 #include "base/util/error.h"
 #include "state/manifest/digest.h"
 
@@ -18,9 +19,13 @@ ShardSet::ShardSet(std::filesystem::path folder, const Manifest& manifest)
     : folder_(std::move(folder)), manifest_(manifest), verified_(manifest.files.size(), false) {}
 
 void ShardSet::verify(size_t file, const std::function<void(int64_t)>& on_bytes) {
+  verify_at(folder_ / manifest_.files[file].name, file, on_bytes);
+}
+
+void ShardSet::verify_at(const std::filesystem::path& path, size_t file,
+                         const std::function<void(int64_t)>& on_bytes) {
   if (verified_[file]) return;
   const FileEntry& entry = manifest_.files[file];
-  const auto path = folder_ / entry.name;
   FileDigest found = digest_file(path, on_bytes);
   if (found.bytes != entry.bytes) {
     throw DamageError(
@@ -40,9 +45,10 @@ const ShardFile& ShardSet::open(size_t file) {
   if (found != open_.end()) {
     open_.splice(open_.begin(), open_, found);
   } else {
-    verify(file);
+    const std::filesystem::path path = objects::file_copy(folder_ / manifest_.files[file].name);
+    verify_at(path, file);
     if (open_.size() == kMostOpenFiles) open_.pop_back();
-    open_.push_front({file, ShardFile(folder_ / manifest_.files[file].name)});
+    open_.push_front({file, ShardFile(path)});
   }
   return open_.front().shard;
 }

@@ -50,6 +50,8 @@ class ShardSet {
   void read(const ShardRead& read);
 
  private:
+  void verify_at(const std::filesystem::path& path, size_t file,
+                 const std::function<void(int64_t)>& on_bytes = {});
   struct OpenFile {
     size_t file;
     ShardFile shard;

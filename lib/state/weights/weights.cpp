@@ -16,6 +16,7 @@
 #include "state/description/described_model.h"
 #include "state/manifest/digest.h"
 #include "state/manifest/folders.h"
+#include "state/manifest/local_weights.h"
 #include "state/weights/adapter.h"
 #include "state/weights/extended_rows.h"
 #include "state/weights/gguf_source.h"
@@ -225,9 +226,10 @@ void Weights::add_files_of_index(const fs::path& folder) {
   }
 }
 
-Weights open_weights(const fs::path& path) {
+Weights open_weights(const fs::path& given) {
   Weights weights;
-  weights.path_ = path;
+  weights.path_ = given;
+  const fs::path path = local_weights(given);
   const WeightsFormat format = format_of(path);
   if (format == WeightsFormat::kCheckpoint) {
     const fs::path folder = checkpoint_folder(path);

@@ -276,7 +276,7 @@ TEST(Best, RefusesToReplaceWhatIsNoLink) {
 TEST(Retention, KeepsOneStepBesides) {
   TemporaryFolder folder;
   save_steps(folder.path(), {1, 2, 3, 4});
-  prune(folder.path(), {.keep_last = 1, .keep_step = 2});
+  prune(folder.path(), {.keep_last = 1, .keep_steps = {2}});
   std::vector<int64_t> left;
   for (const auto& found : find_checkpoints(folder.path()).complete) left.push_back(found.step);
   EXPECT_EQ(left, (std::vector<int64_t>{2, 4}));
