@@ -8,7 +8,8 @@ Hugging Face hub's addresses.
 objects of the bucket "web" without lists; /api/(models|datasets)/OWNER/NAME/tree/REV and /OWNER/NAME/resolve/REV/PATH serve those of the
 bucket "hub" under models/OWNER/NAME or datasets/OWNER/NAME. {"latency_ms": N, "faults": ["503", "cut", "short", "stall",
 "reset"], "fault_share": 0.2, "seed": 1, "ranges": true, "write": {"web/a.txt": ["text", 3]}} in /_control?set=JSON changes how it answers
-and what it has (here the text three times); /_control returns counts of requests and faults since then.
+and what it has (here the text three times); /_control returns the names of all objects and counts of requests and
+faults since then.
 """
 
 import hashlib
@@ -151,6 +152,9 @@ class Handler(BaseHTTPRequestHandler):
         if "set" in query:
             with lock:
                 control.update(json.loads(query["set"][0]))
+                for name in control.pop("remove", []):
+                    bucket, _, key = name.partition("/")
+                    objects.pop((bucket, key), None)
                 for name, (text, times) in control.pop("write", {}).items():
                     bucket, _, key = name.partition("/")
                     objects[(bucket, key)] = (text.encode() * times, time.time())
@@ -158,7 +162,8 @@ class Handler(BaseHTTPRequestHandler):
                 counts.update({"requests": 0, "faults": 0, "bytes": 0, "by_method": {}})
             return self.answer(200, b"{}")
         with lock:
-            self.answer(200, json.dumps(counts).encode())
+            names = sorted(f"{bucket}/{key}" for bucket, key in objects)
+            self.answer(200, json.dumps(counts | {"objects": names}).encode())
 
     def serve_web(self, key, fault):
         found = objects.get(("web", key))

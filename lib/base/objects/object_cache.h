@@ -2,9 +2,10 @@
 
 // The cache of objects on disk, which the processes of a user share.
 //
-// Layout: FOLDER/blocks/HASH/NUMBER.block is a block of an object's version with a hash of the block at its end;
-// FOLDER/copies/HASH/... are whole objects. Files appear by a rename, so that readers see whole ones; those that were
-// used longest ago are removed when the cache exceeds its limit. Whoever has such a file open keeps its bytes.
+// Layout: FOLDER/blocks/HASH/NUMBER.block is a block of an object's version with a hash of the block at its
+// end; FOLDER/copies/HASH/... are whole objects. Files appear by a rename, so that readers see whole ones;
+// those that were used longest ago are removed when the cache exceeds its limit. Whoever has such a file open
+// keeps its bytes.
 
 #include <cstdint>
 #include <filesystem>
@@ -19,8 +20,8 @@ class ObjectCache {
   ObjectCache(std::filesystem::path folder, int64_t limit_bytes);
 
   /// The cache of this process's user: FSDP_CACHE_DIR, or fsdp in XDG_CACHE_HOME or ~/.cache; its limit is
-  /// FSDP_CACHE_GIB, by default half of what was free on its disk. Throws Error(kUsage) for a bad number, kIo if
-  /// its folder cannot be written.
+  /// FSDP_CACHE_GIB, by default half of what was free on its disk. Throws Error(kUsage) for a bad number, kIo
+  /// if its folder cannot be written.
   static ObjectCache& of_user();
 
   bool keeps_blocks() const { return limit_bytes_ > 0; }
@@ -33,8 +34,8 @@ class ObjectCache {
   /// Counts bytes that were added, and removes old files from time to time. Thread-safe.
   void added(int64_t bytes);
 
-  /// Removes files until the cache is below nine tenths of its limit, if it is above it. Does nothing while another
-  /// process does the same.
+  /// Removes files until the cache is below nine tenths of its limit, if it is above it. Does nothing while
+  /// another process does the same.
   void shrink();
 
  private:

@@ -118,7 +118,8 @@ int64_t ObjectFile::fetched_bytes() const {
   return fetched_bytes_;
 }
 
-/// Copies a part of a block that is in the cache or in memory. Returns false if it is not there or is damaged.
+/// Copies a part of a block that is in the cache or in memory. Returns false if it is not there or is
+/// damaged.
 bool ObjectFile::copy_cached(int64_t number, int64_t begin, int64_t bytes, char* out) const {
   if (!cache_.keeps_blocks()) {
     const Block block = kept(number);

@@ -16,8 +16,8 @@
 
 namespace fsdp::objects {
 
-/// An object that is read by ranges, in blocks that the cache keeps, or a few of them this object if there is no
-/// cache. The threads and processes that need a block at the same time fetch it once. Thread-safe.
+/// An object that is read by ranges, in blocks that the cache keeps, or a few of them this object if there is
+/// no cache. The threads and processes that need a block at the same time fetch it once. Thread-safe.
 class ObjectFile {
  public:
   /// Finds the object. Throws Error(kData) if it does not exist or has no ranges, kIo if the store fails.

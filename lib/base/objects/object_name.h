@@ -1,8 +1,8 @@
 #pragma once
 
 // Names of objects in stores: "s3://BUCKET/KEY", "gs://BUCKET/KEY", "hf://OWNER/MODEL/FILE",
-// "hf://datasets/OWNER/NAME/FILE", "https://HOST/PATH". They may be given wherever a command or a config takes
-// a path to read.
+// "hf://datasets/OWNER/NAME/FILE", "https://HOST/PATH". They may be given wherever a command or a config
+// takes a path to read.
 
 #include <string>
 #include <string_view>
@@ -12,8 +12,8 @@ namespace fsdp::objects {
 /// Whether the text names an object or a folder of objects, by its scheme.
 bool is_remote(std::string_view text);
 
-/// Throws Error(kUsage) if the name has no bucket or host, contains a password or a signature, which would get
-/// into logs and saved configs, or leads out of its folder ("..").
+/// Throws Error(kUsage) if the name has no bucket or host, contains a password or a signature, which would
+/// get into logs and saved configs, or leads out of its folder ("..").
 void check_name(const std::string& name);
 
 /// Scheme of a remote name: "s3", "gs", "hf", "http" or "https".

@@ -69,8 +69,8 @@ class ObjectStore {
 };
 
 /// Returns the store of a remote name, which repeats requests that fail transiently and turns faults into
-/// Error(kIo), or Error(kData) for objects that are missing or have changed, with the object's name. Loads what
-/// the store needs at its first use. Throws Error(kUsage) if that is not installed.
+/// Error(kIo), or Error(kData) for objects that are missing or have changed, with the object's name. Loads
+/// what the store needs at its first use. Throws Error(kUsage) if that is not installed.
 ObjectStore& object_store(const std::string& name);
 
 }  // namespace fsdp::objects

@@ -24,8 +24,8 @@ namespace {
 constexpr std::array<const char*, 3> kLibraries{"libcurl.so.4", "libcurl-gnutls.so.4", "libcurl.so"};
 /// A transfer fails when nothing has arrived for this time.
 constexpr long kStallSeconds = 20, kConnectSeconds = 15;
-/// CURLOPT_PROTOCOLS and CURLOPT_REDIR_PROTOCOLS. curl.h advises against them, but the options that take their place
-/// are unknown to libraries before 7.85.
+/// CURLOPT_PROTOCOLS and CURLOPT_REDIR_PROTOCOLS. curl.h advises against them, but the options that take
+/// their place are unknown to libraries before 7.85.
 constexpr auto kProtocols = static_cast<CURLoption>(CURLOPTTYPE_LONG + 181),
                kRedirectedProtocols = static_cast<CURLoption>(CURLOPTTYPE_LONG + 182);
 constexpr size_t kMostHeaderBytes = size_t{1} << 18;

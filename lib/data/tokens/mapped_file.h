@@ -13,8 +13,9 @@ namespace fsdp::data {
 
 class MappedFile {
  public:
-  /// Opens and maps the file, or the copy of an object if the path is remote. `kind` names it in messages ("token file"). Throws Error(kData) if it is
-  /// missing, unreadable or not a regular file, or cannot be mapped. An empty file has no data.
+  /// Opens and maps the file, or the copy of an object if the path is remote. `kind` names it in messages
+  /// ("token file"). Throws Error(kData) if it is missing, unreadable or not a regular file, or cannot be
+  /// mapped. An empty file has no data.
   MappedFile(std::string kind, const std::string& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;

@@ -11,8 +11,8 @@
 
 namespace fsdp::data {
 
-/// The bytes of a token file: a mapped file, or an object of a store (base/objects), of which only the blocks that are
-/// read are fetched. Thread-safe.
+/// The bytes of a token file: a mapped file, or an object of a store (base/objects), of which only the blocks
+/// that are read are fetched. Thread-safe.
 class TokenStorage {
  public:
   /// `path`: of a file, or a remote name. Throws Error(kData) if it cannot be read, kIo if a store fails.
@@ -39,8 +39,8 @@ class TokenStorage {
   std::unique_ptr<objects::ObjectFile> object_;  ///< null for a file
 };
 
-/// Returns the path of a companion of a token file, copied from its store if its name is remote; nothing if there
-/// is none.
+/// Returns the path of a companion of a token file, copied from its store if its name is remote; nothing if
+/// there is none.
 std::optional<std::string> companion_of_tokens(const std::string& path_or_name);
 
 }  // namespace fsdp::data

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/objects/object_name.h"
 #include "base/util/clock.h"
 #include "base/util/error.h"
 #include "base/util/log.h"
@@ -36,7 +37,14 @@ Checkpointer::Checkpointer(const config::Config& config, const TrainingState& st
       state_(state),
       communicator_(communicator),
       hooks_(std::move(hooks)),
-      model_(config::model_description(config)) {}
+      model_(config::model_description(config)) {
+  if (!uploads()) return;
+  uploads_ = std::make_unique<CheckpointUploads>(
+      config_.checkpoint.upload_to, output_folder(), communicator_,
+      CheckpointUploads::UploadHooks{
+          .say = [this](const std::string& message, bool warning) { say(message, warning); },
+          .retention = [this] { return retention_of_all(); }});
+}
 
 Checkpointer::~Checkpointer() {
   if (config_.checkpoint.asynchronous) state_.optimizer.set_step_pre_hook(nullptr);
@@ -63,7 +71,8 @@ const checkpoint::AdapterDescription& Checkpointer::adapter() {
     // The newest checkpoint of a run changes.
     const bool is_checkpoint = checkpoint::format_of(base) == checkpoint::WeightsFormat::kCheckpoint;
     const fs::path weights = is_checkpoint ? checkpoint::checkpoint_folder(base) : fs::path(base);
-    adapter_->base = fs::absolute(weights).lexically_normal().string();
+    const bool is_remote = objects::is_remote(weights.string());
+    adapter_->base = is_remote ? weights.string() : fs::absolute(weights).lexically_normal().string();
   }
   adapter_->base_identity = base.empty() ? checkpoint::identity_of_random(config_.run.seed)
                                          : checkpoint::identity_of(adapter_->base);
@@ -144,6 +153,7 @@ void Checkpointer::finish_copy() {
 
 void Checkpointer::poll() {
   if (verification_ && verification_->task->done_everywhere()) settle_verification();
+  if (uploads_) uploads_->poll();
   if (!under_way_) return;
   attempt([&] {
     if (under_way_->advance()) succeeded(under_way_->finish());
@@ -153,6 +163,7 @@ void Checkpointer::poll() {
 void Checkpointer::finish() {
   if (under_way_) attempt([&] { succeeded(under_way_->finish()); });
   if (verification_) settle_verification();
+  if (uploads_ && training_is_over_) uploads_->finish();
 }
 
 /// Each rank reads back the file that it wrote.
@@ -236,6 +247,7 @@ void Checkpointer::succeeded(const checkpoint::SavedCheckpoint& saved) {
   if (!saved.removal_failure.empty()) {
     say("old checkpoints could not be removed: " + saved.removal_failure, /*warning=*/true);
   }
+  if (uploads_) uploads_->add(saved.folder, step_being_saved_);
   if (verifies()) return begin_verification(saved.folder);
   if (best_is_being_saved_) mark_best(step_being_saved_);
 }
@@ -255,12 +267,20 @@ void Checkpointer::mark_best(int64_t step) {
   });
 }
 
-checkpoint::Retention Checkpointer::retention() const {
+/// The checkpoints to keep, in the run's folder and in a store.
+checkpoint::Retention Checkpointer::retention_of_all() const {
   checkpoint::Retention retention{
       .keep_last = config_.checkpoint.keep_last, .keep_every = config_.checkpoint.keep_every, .run = run_};
   // A best checkpoint stays, even if the config no longer asks for one. Only rank 0 removes.
   if (!is_first_rank()) return retention;
   if (const auto best = checkpoint::best_step(output_folder())) retention.keep_steps.push_back(*best);
+  return retention;
+}
+
+checkpoint::Retention Checkpointer::retention() const {
+  checkpoint::Retention retention = retention_of_all();
+  if (!uploads_) return retention;
+  for (const int64_t step : uploads_->steps_in_use()) retention.keep_steps.push_back(step);
   return retention;
 }
 
@@ -278,6 +298,7 @@ void Checkpointer::failed(const comm::AgreedError& error) {
 
 void Checkpointer::require_last_save() const {
   if (failure_) throw *failure_;
+  if (uploads_) uploads_->require_last();
 }
 
 void Checkpointer::say(const std::string& message, bool warning) const {

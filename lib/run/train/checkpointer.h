@@ -14,6 +14,7 @@
 
 #include "base/util/progress_bar.h"
 #include "comm/api/communicator.h"
+#include "run/train/checkpoint_uploads.h"
 #include "run/train/training_record.h"
 #include "setup/config/config.h"
 #include "state/checkpoint/background_task.h"
@@ -140,6 +141,9 @@ class Checkpointer {
   bool verifies() const { return config_.checkpoint.verify_saved == checkpoint::VerifySaved::kBackground; }
   void mark_best(int64_t step);
   checkpoint::Retention retention() const;
+  checkpoint::Retention retention_of_all() const;
+  checkpoint::ResumeChoice newest_choice() const;
+  bool uploads() const { return !config_.checkpoint.upload_to.empty(); }
   void attempt(const std::function<void()>& part_of_save);
   void succeeded(const checkpoint::SavedCheckpoint& saved);
   void failed(const comm::AgreedError& error);
@@ -178,6 +182,9 @@ class Checkpointer {
     std::unique_ptr<checkpoint::BackgroundTask> task;
   };
   std::unique_ptr<Verification> verification_;
+  std::set<std::string>
+      damaged_remote_;  ///< names of checkpoints in the store that could not be loaded, on rank 0
+  std::unique_ptr<CheckpointUploads> uploads_;  ///< null without checkpoint.upload_to
   bool wants_save_ = false;
 };
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/dtype/dtype.h"
+#include "base/objects/object_name.h"
 #include "base/util/clock.h"
 #include "base/util/error.h"
 #include "base/util/file.h"
@@ -123,8 +124,11 @@ void Checkpointer::hold_folder(double patience_seconds) {
 void Checkpointer::identify_run() {
   if (!is_first_rank()) return;
   std::error_code error;
-  const bool goes_on =
-      !resumed_from_.empty() && fs::equivalent(resumed_from_.parent_path(), output_folder(), error);
+  const bool is_sent =
+      uploads() && objects::is_remote(resumed_from_.string()) &&
+      objects::folder_of(resumed_from_.string()) == objects::folder_of(config_.checkpoint.upload_to + "/x");
+  const bool goes_on = is_sent || (!resumed_from_.empty() &&
+                                   fs::equivalent(resumed_from_.parent_path(), output_folder(), error));
   if (goes_on && !run_.empty()) return;
   run_ = goes_on ? checkpoint::run_of(checkpoint::read_manifest(resumed_from_).training) : "";
   if (run_.empty()) run_ = util::random_id();
@@ -191,6 +195,11 @@ bool Checkpointer::load_chosen(const StartingPoint& choice) {
 /// storage would see damage in one good checkpoint after another.
 void Checkpointer::leave_damaged(const fs::path& folder, const std::vector<std::string>& files,
                                  const std::string& cause) {
+  if (objects::is_remote(folder.string())) {
+    damaged_remote_.insert(folder.string());
+    return say(concat("passing over the damaged checkpoint ", folder.string(), ": ", cause),
+               /*warning=*/true);
+  }
   fs::path aside;
   comm::agree(communicator_, "damaged checkpoint", [&] {
     if (!is_first_rank()) return;
@@ -223,7 +232,7 @@ Checkpointer::StartingPoint Checkpointer::choose() {
     // The folder is locked before the choice, because another run might remove the chosen checkpoint. A
     // folder that does not exist is made later, once no check can refuse the run any more.
     if (util::is_there(output_folder())) take_folder();
-    checkpoint::ResumeChoice choice = checkpoint::resolve_resume(output_folder(), config_.checkpoint.resume);
+    const checkpoint::ResumeChoice choice = newest_choice();
     for (const checkpoint::TornCheckpoint& damaged : choice.damaged) {
       say(concat("renamed the damaged checkpoint ", damaged.folder.string(), " to ",
                  checkpoint::set_aside(damaged.folder, checkpoint::kDamaged).string(), ": ", damaged.reason),
@@ -240,6 +249,27 @@ Checkpointer::StartingPoint Checkpointer::choose() {
   });
   return {.resume = comm::all_gather_text(communicator_, resume, {.unit = kPurpose}).front(),
           .init = comm::all_gather_text(communicator_, init, {.unit = kPurpose}).front()};
+}
+
+/// Returns the checkpoint that the config asks for: in the run's folder, or a newer one that was sent to a
+/// store, as for a run that goes on on another machine. Not collective.
+checkpoint::ResumeChoice Checkpointer::newest_choice() const {
+  const std::string &resume = config_.checkpoint.resume, &store = config_.checkpoint.upload_to;
+  if (!uploads() || (resume != "auto" && resume != "latest")) {
+    return checkpoint::resolve_resume(output_folder(), resume);
+  }
+  std::string passed_over;
+  const auto sent = checkpoint::newest_remote_checkpoint(store, passed_over, damaged_remote_);
+  // The store may have the checkpoint that "latest" requires.
+  checkpoint::ResumeChoice choice = checkpoint::resolve_resume(output_folder(), sent ? "auto" : resume);
+  const int64_t own_step =
+      choice.folder ? checkpoint::step_of_folder_name(choice.folder->filename().string()).value_or(-1) : -1;
+  if (!sent || sent->step <= own_step) return choice;
+  choice.folder = sent->folder;
+  choice.message = concat(
+      "resuming from ", sent->folder.string(), ", the newest complete checkpoint of ", store,
+      own_step < 0 ? "" : concat("; ", output_folder().string(), " has only step ", own_step), passed_over);
+  return choice;
 }
 
 void Checkpointer::take_folder() {

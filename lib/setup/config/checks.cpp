@@ -385,6 +385,11 @@ void check_checkpoints(const Config& config, Conflicts& conflicts) {
       "must be interval or auto without checkpoint.asynchronous, because training would stand still while "
       "one save follows another, but is ",
       options.schedule, "; change it or set checkpoint.asynchronous = true");
+  const std::string& store = options.upload_to;
+  conflicts.unless(
+      store.empty() || store.starts_with("s3://") || store.starts_with("gs://"), {"checkpoint.upload_to"},
+      "must be a folder in a store that can be written, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER, but is ",
+      util::printable(store), "; correct it, or leave it out");
 }
 
 void check_sharding(const Config& config, Conflicts& conflicts) {

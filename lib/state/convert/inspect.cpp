@@ -16,8 +16,8 @@
 #include "state/dcp/dcp_folder.h"
 #include "state/description/described_model.h"
 #include "state/manifest/folders.h"
-#include "state/weights/shard_set.h"
 #include "state/manifest/local_weights.h"
+#include "state/weights/shard_set.h"
 
 namespace fsdp::checkpoint {
 namespace fs = std::filesystem;

@@ -3,6 +3,9 @@
 #include <system_error>
 
 #include "base/gguf/reader.h"
+#include "base/objects/local_copy.h"
+#include "base/objects/object_name.h"
+#include "base/objects/object_store.h"
 #include "base/util/error.h"
 #include "base/util/extension.h"
 #include "base/util/file.h"
@@ -11,9 +14,6 @@
 #include "state/hugging_face/hugging_face_config.h"
 #include "state/manifest/digest.h"
 #include "state/manifest/folders.h"
-#include "base/objects/local_copy.h"
-#include "base/objects/object_name.h"
-#include "base/objects/object_store.h"
 #include "state/manifest/local_weights.h"
 #include "state/manifest/manifest.h"
 

@@ -6,19 +6,19 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <map>
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <map>
 
+#include "base/objects/object_name.h"
+#include "base/objects/object_store.h"
 #include "base/util/file.h"
 #include "base/util/log.h"
 #include "base/util/raw_file.h"
 #include "base/util/system.h"
 #include "base/util/text.h"
 #include "state/manifest/digest.h"
-#include "base/objects/object_name.h"
-#include "base/objects/object_store.h"
 #include "state/manifest/local_weights.h"
 #include "state/manifest/manifest.h"
 #include "state/manifest/run_identity.h"
@@ -103,7 +103,8 @@ std::optional<TornCheckpoint> tear_of(int64_t step, const fs::path& folder, std:
       remote_bytes[object.name] = object.size_bytes;
     }
   }
-  if (is_remote ? !remote_bytes.contains(kManifestName) : !fs::exists(folder / kManifestName, error) && !error) {
+  if (is_remote ? !remote_bytes.contains(kManifestName)
+                : !fs::exists(folder / kManifestName, error) && !error) {
     return torn(Tear::kUnfinished, concat("it has no ", kManifestName, ", so it was never finished"));
   }
   Manifest manifest;
@@ -119,7 +120,8 @@ std::optional<TornCheckpoint> tear_of(int64_t step, const fs::path& folder, std:
     if (is_remote && remote == remote_bytes.end()) {
       return torn(Tear::kDamaged, concat("its file ", file.name, " does not exist"), ErrorKind::kIo);
     }
-    const auto bytes = is_remote ? static_cast<uintmax_t>(remote->second) : fs::file_size(folder / file.name, error);
+    const auto bytes =
+        is_remote ? static_cast<uintmax_t>(remote->second) : fs::file_size(folder / file.name, error);
     if (error) {
       const bool missing = error == std::errc::no_such_file_or_directory;
       return torn(missing ? Tear::kDamaged : Tear::kUnreadable,

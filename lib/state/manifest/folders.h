@@ -55,8 +55,8 @@ FoundCheckpoints find_checkpoints(const std::filesystem::path& root);
 
 /// The complete checkpoints that prune() keeps.
 struct Retention {
-  int64_t keep_last = 0;   ///< number of newest checkpoints to keep; 0: all
-  int64_t keep_every = 0;  ///< also keeps checkpoints whose step is a multiple of this; 0: none
+  int64_t keep_last = 0;                 ///< number of newest checkpoints to keep; 0: all
+  int64_t keep_every = 0;                ///< also keeps checkpoints whose step is a multiple of this; 0: none
   std::vector<int64_t> keep_steps = {};  ///< also keeps the checkpoints of these steps
   /// Checkpoints of other runs are neither counted nor removed; "": all belong to one run.
   std::string run = {};

@@ -15,8 +15,8 @@ namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
-/// Returns the name of the checkpoint that a folder's objects are, or the newest complete one among them; nothing if there is
-/// none.
+/// Returns the name of the checkpoint that a folder's objects are, or the newest complete one among them;
+/// nothing if there is none.
 std::optional<std::string> checkpoint_among(const std::string& folder,
                                             const std::vector<objects::ListedObject>& listed) {
   std::optional<std::string> newest;

@@ -4,10 +4,10 @@
 
 namespace fsdp::checkpoint {
 
-/// Returns a path at which weights can be read: the path itself, or a copy (base/objects/local_copy.h) if it is the
-/// name of objects in a store. The name of a checkpoint there, or of a run's folder with checkpoints, of which the
-/// newest complete one is meant, stays a name: its files are copied when they are read. Throws Error(kData) if there
-/// is no such object, kIo if the store fails. Not collective.
+/// Returns a path at which weights can be read: the path itself, or a copy (base/objects/local_copy.h) if it
+/// is the name of objects in a store. The name of a checkpoint there, or of a run's folder with checkpoints,
+/// of which the newest complete one is meant, stays a name: its files are copied when they are read. Throws
+/// Error(kData) if there is no such object, kIo if the store fails. Not collective.
 std::filesystem::path local_weights(const std::filesystem::path& path);
 
 /// Whether local_weights() has returned the name of a checkpoint in a store.

@@ -55,6 +55,9 @@ struct CheckpointOptions {
   util::Named<VerifySaved> verify_saved = VerifySaved::kNone;
   /// "auto" (the newest complete checkpoint, else a new start), "never", "latest", or a path.
   std::string resume = "auto";
+  /// Folder in a store of objects, "s3://bucket/runs/name", to which finished checkpoints are sent; empty:
+  /// none.
+  std::string upload_to{};
   /// A checkpoint of another run. If no checkpoint is resumed, training starts at step 0 from its weights.
   std::string init_from{};
   std::vector<std::string> init_only{};     ///< patterns of parameters to take from init_from; empty: all

@@ -39,21 +39,26 @@ std::string folder_of_step(const std::string& folder, int64_t step) {
 std::vector<CompleteCheckpoint> remote_checkpoints(const std::string& folder) {
   std::vector<CompleteCheckpoint> found;
   for (const auto& [step, objects] : listed_steps(folder)) {
-    if (objects.has_manifest) found.push_back({.step = step, .folder = folder_of_step(folder, step), .run = ""});
+    if (objects.has_manifest)
+      found.push_back({.step = step, .folder = folder_of_step(folder, step), .run = ""});
   }
   return found;
 }
 
-std::optional<CompleteCheckpoint> newest_remote_checkpoint(const std::string& folder, std::string& passed_over) {
+std::optional<CompleteCheckpoint> newest_remote_checkpoint(const std::string& folder,
+                                                           std::string& passed_over,
+                                                           const std::set<std::string>& refused) {
   std::vector<CompleteCheckpoint> found = remote_checkpoints(folder);
   for (; !found.empty(); found.pop_back()) {
     CompleteCheckpoint& newest = found.back();
-    const std::string reason = incompleteness(newest.folder);
+    const std::string reason =
+        refused.contains(newest.folder.string()) ? "it is damaged" : incompleteness(newest.folder);
     if (reason.empty()) {
       newest.run = run_of(read_manifest(newest.folder).training);
       return newest;
     }
-    passed_over += concat(passed_over.empty() ? "; skipped " : ", ", newest.folder.string(), " (", reason, ")");
+    passed_over +=
+        concat(passed_over.empty() ? "; skipped " : ", ", newest.folder.string(), " (", reason, ")");
   }
   return std::nullopt;
 }

@@ -326,6 +326,7 @@ const std::map<std::string, Sample>& samples() {
       {"checkpoint.permissions", {"\"0660\"", "\"0777\""}},
       {"checkpoint.verify_saved", {"\"background\"", "\"always\""}},
       {"checkpoint.resume", {"\"never\"", "\"\""}},
+      {"checkpoint.upload_to", {"\"s3://bucket/run\"", "\"a\\nb\""}},
       {"checkpoint.init_from", {"\"out/run\"", "\"a\\nb\""}},
       {"checkpoint.init_only", {"[\"layers.*\"]", "[\"\"]", {"checkpoint.init_from=\"run\""}}},
       {"checkpoint.init_missing", {"[\"lm_head.*\"]", "[\"\"]", {"checkpoint.init_from=\"run\""}}},
