@@ -174,9 +174,8 @@ std::string hub_remedy(const std::string& name) {
       is_hub_name(model) && (!has_owner || (is_hub_name(owner) && !fs::exists(owner, error)));
   if (!is_name || has_file_suffix(name)) return "";
   return concat(
-      "; nothing is downloaded here: if that is a model's name on the Hugging Face hub, fetch it "
-      "with `hf download ",
-      name, " --local-dir models/", model, "` and give models/", model);
+      "; if that is a model's name on the Hugging Face hub, ",
+      has_owner ? concat("give hf://", name, ", or ") : "", "fetch it with `hf download ", name, " --local-dir models/", model, "` and give models/", model);
 }
 
 }  // namespace fsdp::util
