@@ -173,9 +173,9 @@ std::string hub_remedy(const std::string& name) {
   const bool is_name =
       is_hub_name(model) && (!has_owner || (is_hub_name(owner) && !fs::exists(owner, error)));
   if (!is_name || has_file_suffix(name)) return "";
-  return concat(
-      "; if that is a model's name on the Hugging Face hub, ",
-      has_owner ? concat("give hf://", name, ", or ") : "", "fetch it with `hf download ", name, " --local-dir models/", model, "` and give models/", model);
+  return concat("; if that is a model's name on the Hugging Face hub, ",
+                has_owner ? concat("give hf://", name, ", or ") : "", "fetch it with `hf download ", name,
+                " --local-dir models/", model, "` and give models/", model);
 }
 
 }  // namespace fsdp::util

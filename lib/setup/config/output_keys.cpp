@@ -38,8 +38,8 @@ std::vector<Key> output_keys() {
        "and the next step saved in its place; older ones are deleted only after that"},
       {KEY(checkpoint, resume), "auto (the newest, if there is one), never, latest, or a path", non_empty()},
       {KEY(checkpoint, upload_to),
-       "folder in a store (s3:// or gs://) of this run alone, to which finished checkpoints are sent during training, "
-       "with keep_last there too; a run without its folder resumes from there"},
+       "folder in a store (s3:// or gs://) of this run alone, to which finished checkpoints are sent "
+       "during training, with keep_last there too; a run without its folder resumes from there"},
       {KEY(checkpoint, init_from),
        "a checkpoint of another run: unless the run resumes, training starts at step 0 from its weights"},
       {KEY(checkpoint, init_only),

@@ -88,9 +88,34 @@ WeightsFormat format_of(const fs::path& given) {
        "; give a safetensors or GGUF file, a Hugging Face folder, or a checkpoint");
 }
 
+namespace {
+
+/// Returns the config.json beside weights in a store, whose weights are not copied for it; nothing for paths,
+/// checkpoints and GGUF files.
+std::optional<fs::path> remote_config(const fs::path& weights) {
+  const std::string name = weights.string();
+  if (!objects::is_remote(name) || util::extension_of(weights) == ".gguf" || remote_checkpoint(weights))
+    return {};
+  const bool is_file = util::extension_of(weights) == ".safetensors";
+  return objects::copy_if_there(objects::joined(is_file ? objects::folder_of(name) : name, "config.json"));
+}
+
+void describe(const fs::path& config, DescribedModel& model) {
+  model.folder = config.has_parent_path() ? config.parent_path() : ".";
+  model.where = config.string();
+  model.config = read_config_json(config);
+}
+
+}  // namespace
+
 std::optional<DescribedModel> described_model(const fs::path& given) {
-  const fs::path weights = local_weights(given);
   DescribedModel model;
+  if (const auto config = remote_config(given)) {
+    describe(*config, model);
+    read_model_config(model);
+    return model;
+  }
+  const fs::path weights = local_weights(given);
   const WeightsFormat format = format_of(weights);
   if (format == WeightsFormat::kCheckpoint) {
     model.folder = checkpoint_folder(weights);
@@ -105,9 +130,7 @@ std::optional<DescribedModel> described_model(const fs::path& given) {
   } else {
     const fs::path config = config_beside(weights);
     if (!util::is_there(config)) return std::nullopt;
-    model.folder = config.has_parent_path() ? config.parent_path() : ".";
-    model.where = config.string();
-    model.config = read_config_json(config);
+    describe(config, model);
   }
   read_model_config(model);
   return model;

@@ -36,21 +36,21 @@ std::optional<std::string> checkpoint_among(const std::string& folder,
 
 }  // namespace
 
-fs::path local_weights(const fs::path& path) {
+std::optional<fs::path> remote_checkpoint(const fs::path& path) {
   const std::string name = path.string();
-  if (!objects::is_remote(name)) return path;
+  if (!objects::is_remote(name) || objects::scheme_of(name).starts_with("http")) return std::nullopt;
   static std::mutex mutex;
   static auto* const checkpoints = new std::map<std::string, std::optional<std::string>>;
-  {
-    const std::lock_guard lock(mutex);
-    if (!checkpoints->contains(name)) {
-      const bool has_lists = !objects::scheme_of(name).starts_with("http");
-      (*checkpoints)[name] =
-          has_lists ? checkpoint_among(name, objects::object_store(name).list(name)) : std::nullopt;
-    }
-    if (const auto& found = checkpoints->at(name)) return *found;
+  const std::lock_guard lock(mutex);
+  if (!checkpoints->contains(name)) {
+    (*checkpoints)[name] = checkpoint_among(name, objects::object_store(name).list(name));
   }
-  return objects::local_copy(name);
+  return checkpoints->at(name);
+}
+
+fs::path local_weights(const fs::path& path) {
+  if (const auto checkpoint = remote_checkpoint(path)) return *checkpoint;
+  return objects::local_copy(path.string());
 }
 
 bool is_remote_checkpoint(const fs::path& path) { return objects::is_remote(path.string()); }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 
 namespace fsdp::checkpoint {
 
@@ -9,6 +10,9 @@ namespace fsdp::checkpoint {
 /// of which the newest complete one is meant, stays a name: its files are copied when they are read. Throws
 /// Error(kData) if there is no such object, kIo if the store fails. Not collective.
 std::filesystem::path local_weights(const std::filesystem::path& path);
+
+/// Returns the name of the checkpoint that a name in a store means; nothing for paths and for other weights.
+std::optional<std::filesystem::path> remote_checkpoint(const std::filesystem::path& path);
 
 /// Whether local_weights() has returned the name of a checkpoint in a store.
 bool is_remote_checkpoint(const std::filesystem::path& path);
