@@ -19,7 +19,7 @@ FROM debian:12 AS cuda
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=build-cuda /opt/fsdp /usr/local
 RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 libhdf5-103-1 libpcre2-8-0 libsentencepiece0 \
-  libspdlog1.10 libutf8proc2 libxxhash0 libzstd1 zlib1g ca-certificates python3-pip && rm -rf /var/lib/apt/lists/*
+  libspdlog1.10 libutf8proc2 libxxhash0 libzstd1 zlib1g libcurl4 ca-certificates python3-pip && rm -rf /var/lib/apt/lists/*
 WORKDIR /work
 
 FROM source AS build-cpu

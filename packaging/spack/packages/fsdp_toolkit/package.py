@@ -36,6 +36,7 @@ class FsdpToolkit(CMakePackage):
     depends_on("sentencepiece")
     depends_on("zlib-api")
     depends_on("zstd")
+    depends_on("curl", type=("build", "run"))
     depends_on("py-torch@2.11:+distributed+gloo~cuda~rocm", type=("build", "link", "run"))
     depends_on("mpi@3:", when="+mpi")
 
