@@ -113,6 +113,14 @@ std::string next_page(const std::string& link) {
   return link.substr(begin + 1, end - begin - 1);
 }
 
+nlohmann::json list_in(const std::string& body) {
+  try {
+    return util::parse_json(body, {.deepest_level = 8});
+  } catch (const util::JsonError& error) {
+    throw StoreFault(FaultKind::kTransient, concat("the hub's list ", error.what()));
+  }
+}
+
 }  // namespace
 
 HubStore::HubStore(std::shared_ptr<WebClient> client)
@@ -170,7 +178,7 @@ std::vector<ListedObject> HubStore::list(const std::string& folder) {
                           }});
     if (answer.status == 404) return {};
     require_success(answer);
-    const nlohmann::json entries = nlohmann::json::parse(body, nullptr, /*allow_exceptions=*/false);
+    const nlohmann::json entries = list_in(body);
     if (!entries.is_array()) throw StoreFault(FaultKind::kTransient, "the hub's list is not one of files");
     for (const nlohmann::json& entry : entries) {
       if (!entry.is_object() || entry.value("type", "") != "file") continue;

@@ -63,6 +63,7 @@ class FolderCopy {
   /// Copies the objects, relative to the folder, that are missing or have changed. Returns whether all exist.
   /// `required`: throws if one does not.
   bool take(const std::vector<std::string>& objects, bool required) {
+    for (const std::string& object : objects) require_inside(object);
     const CacheLock lock(path_ / ".lock");
     read_record();
     std::vector<std::pair<std::string, ObjectInfo>> missing;
@@ -107,6 +108,14 @@ class FolderCopy {
   }
 
  private:
+  /// Throws if the name of an object, which a stranger may have chosen, leads out of the folder of the copies.
+  void require_inside(const std::string& object) const {
+    const fs::path path = fs::path(object).lexically_normal();
+    if (!path.empty() && path.is_relative() && path.begin()->string() != "..") return;
+    fail(ErrorKind::kData, "the object \"", util::printable(object), "\" of ", name_,
+         " must have a name within its folder; rename it");
+  }
+
   void read_record() {
     const std::string text = util::read_beginning(path_ / kRecord, size_t{1} << 26);
     record_ = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);

@@ -29,8 +29,12 @@ fs::path folder_of_user() {
   if (const char* folder = std::getenv("XDG_CACHE_HOME"); folder != nullptr && *folder != '\0') {
     return fs::path(folder) / "fsdp";
   }
-  const char* home = std::getenv("HOME");
-  return fs::path(home != nullptr && *home != '\0' ? home : "/tmp") / ".cache" / "fsdp";
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') {
+    return fs::path(home) / ".cache" / "fsdp";
+  }
+  fail(
+      ErrorKind::kUsage,
+      "objects of stores need a folder for their cache, but neither FSDP_CACHE_DIR nor HOME is set; set one");
 }
 
 int64_t limit_of_user(const fs::path& folder) {

@@ -176,6 +176,17 @@ TEST_F(RemoteStores, CopyAChangedObjectAgain) {
   EXPECT_EQ(stores_.server->counts()["bytes"].get<int64_t>(), before);
 }
 
+TEST_F(RemoteStores, RefuseObjectsWhoseNamesLeadOutOfTheCache) {
+  stores_.server->set(
+      {{"write", {{"bucket/evil/manifest.json", {"{}", 1}}, {"bucket/evil/../../../x.json", {"{}", 1}}}}});
+  try {
+    local_copy("s3://bucket/evil");
+    FAIL() << "expected an error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("within its folder"));
+  }
+}
+
 TEST(NeededObjects, AreAllOfACheckpointAndTheDescribedWeightsOfAModel) {
   const auto needed = [](const std::vector<std::string>& names) {
     std::vector<ListedObject> listed;
