@@ -100,6 +100,7 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
   });
   step_being_saved_ = position.step;
   seconds_being_saved_ = position.training_seconds;
+  save_began_ = std::chrono::steady_clock::now();
   wants_save_ = false;
   best_is_being_saved_ = best;
   if (!tree_) tree_ = std::make_shared<comm::RankTree>(communicator_);
@@ -195,6 +196,7 @@ void Checkpointer::settle_verification() {
   if (saved_step_ == done->step) saved_step_.reset();
   if (last_saved_ == done->folder) last_saved_.clear();
   wants_save_ = true;
+  ++counts_.failed;
   std::string aside = "it could not be renamed";
   try {
     comm::agree(communicator_, "damaged checkpoint", [&] {
@@ -242,6 +244,9 @@ void Checkpointer::succeeded(const checkpoint::SavedCheckpoint& saved) {
   saved_step_ = step_being_saved_;
   saved_seconds_ = seconds_being_saved_;
   last_saved_ = saved.folder;
+  ++counts_.saved;
+  counts_.seconds += util::seconds_since(save_began_);
+  counts_.last_saved_at = std::chrono::system_clock::now();
   say("saved " + saved.folder.string());
   for (const fs::path& removed : saved.removed) say("removed " + removed.string());
   if (!saved.removal_failure.empty()) {
@@ -285,6 +290,7 @@ checkpoint::Retention Checkpointer::retention() const {
 }
 
 void Checkpointer::failed(const comm::AgreedError& error) {
+  ++counts_.failed;
   failure_ = comm::AgreedError(
       error.kind(),
       concat("the checkpoint of step ", step_being_saved_, " could not be saved: ", error.what(),

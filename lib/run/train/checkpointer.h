@@ -3,6 +3,7 @@
 // Checkpointer: everything that a run does with checkpoints. It chooses and loads one, saves, and handles
 // saves that fail.
 
+#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -109,6 +110,15 @@ class Checkpointer {
   /// The checkpoint that was saved last; empty when none was. Not collective.
   const std::filesystem::path& last_saved() const { return last_saved_; }
 
+  /// Saves since this start.
+  struct SaveCounts {
+    int64_t saved = 0, failed = 0;  ///< complete saves; saves that failed or were found damaged
+    double seconds = 0;             ///< time of complete saves, including what is written beside training
+    std::chrono::system_clock::time_point last_saved_at{};
+  };
+  /// Not collective.
+  const SaveCounts& save_counts() const { return counts_; }
+
   /// Throws the error of the last save, if it failed and none has succeeded since. Not collective, the same
   /// on every rank.
   void require_last_save() const;
@@ -165,6 +175,8 @@ class Checkpointer {
   double saved_seconds_ = 0;
   int64_t step_being_saved_ = 0;
   double seconds_being_saved_ = 0;  ///< RunPosition::training_seconds of that step
+  std::chrono::steady_clock::time_point save_began_;
+  SaveCounts counts_;
   bool best_is_being_saved_ = false;
   bool training_is_over_ = false;
   std::optional<comm::AgreedError> failure_;

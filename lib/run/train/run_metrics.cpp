@@ -48,8 +48,14 @@ void RunMetrics::write_what_is_missing(const nlohmann::ordered_json& validation_
                   .skipped_steps = run_.skipped_steps(),
                   .last_loss = run_.last_loss()});
   }
+  if (!validation_line.is_null()) last_validation_ = validation_line;
   const bool is_validated = !validation_line.is_null() && validation_line.at("step") == position.step;
   if (is_validated && !file_->ends_with(position.step, "validation_loss")) write_validation(validation_line);
+}
+
+void RunMetrics::write_validation(const nlohmann::ordered_json& line) {
+  file_->write_validation(line);
+  last_validation_.is_null() ? void(last_validation_ = line) : last_validation_.update(line);
 }
 
 void RunMetrics::flush() {
@@ -71,7 +77,7 @@ void RunMetrics::end_step(ObservedStep& step) {
 }
 
 void RunMetrics::show_first_steps() {
-  if (has_reported_) return;
+  if (last_line_) return;
   const int64_t step = run_.position.step, interval = run_.config.logging.interval_steps;
   const double step_seconds = run_.meter.peek(step, run_.position.tokens_seen).step_seconds;
   TimeLeft time_left = run_.time_left;
@@ -122,9 +128,9 @@ void RunMetrics::report(const ObservedStep& step, NamedNumbers of_objective) {
   metrics.is_cross_entropy = is_cross_entropy(run_.config);
   run_.time_left.add_steps(reading.steps, static_cast<double>(reading.steps) * reading.step_seconds);
   metrics.eta_seconds = run_.time_left.seconds_after(run_.position.step);
-  has_reported_ = true;
   file_->write(metrics);
   run_.progress.show(metrics);
+  last_line_ = std::move(metrics);
 }
 
 }  // namespace fsdp::train

@@ -22,12 +22,16 @@ class RunMetrics final : public StepObserver {
   void open(bool validates_again);
   /// Writes the lines of the step at which the run continues, if the rank that was to write them was lost.
   void write_what_is_missing(const nlohmann::ordered_json& validation_line);
-  void write_validation(const nlohmann::ordered_json& line) { file_->write_validation(line); }
+  void write_validation(const nlohmann::ordered_json& line);
   /// Waits until all lines are written: a run that resumes from a checkpoint keeps the metrics of its step,
   /// so the checkpoint must not be older than these. Collective.
   void flush();
 
   RankPaces* paces() const { return paces_.get(); }
+  /// The newest line of a step, on the first rank; nullopt before this start has written one.
+  const std::optional<StepMetrics>& last_line() const { return last_line_; }
+  /// The newest numbers of validations and tasks, on the first rank; null before the first.
+  const nlohmann::ordered_json& last_validation() const { return last_validation_; }
 
   void end_step(ObservedStep& step) override;
 
@@ -41,7 +45,8 @@ class RunMetrics final : public StepObserver {
   const TimedBatches& batches_;
   std::unique_ptr<RankPaces> paces_;
   std::optional<MetricsFile> file_;  ///< on the first rank
-  bool has_reported_ = false;
+  std::optional<StepMetrics> last_line_;
+  nlohmann::ordered_json last_validation_;
 };
 
 }  // namespace fsdp::train

@@ -71,17 +71,18 @@ class TimedBatches final : public data::BatchSource {
   /// Returns the work of all batches since count_work().
   double work() const { return work_; }
 
+  /// Returns the seconds of waiting since the beginning.
+  double waited_seconds() const { return std::chrono::duration<double>(waited_).count(); }
   /// Returns the seconds of waiting since the last call, or the beginning.
   double take_seconds() const {
-    const double seconds = std::chrono::duration<double>(waited_).count();
-    waited_ = Clock::duration::zero();
-    return seconds;
+    const auto taken = std::exchange(taken_, waited_);
+    return std::chrono::duration<double>(waited_ - taken).count();
   }
 
  private:
   using Clock = std::chrono::steady_clock;
   const data::BatchSource& source_;
-  mutable Clock::duration waited_{};
+  mutable Clock::duration waited_{}, taken_{};
   std::function<double(const data::Batch&)> work_of_;
   mutable double work_ = 0;
 };

@@ -37,8 +37,13 @@ class TimeLeft {
   /// are due, are still to come. nullopt before the first add_steps().
   std::optional<double> seconds_after(int64_t step) const;
 
- private:
   static constexpr size_t kKinds = 3;
+  /// Returns the time of all pauses of each kind.
+  std::array<double, kKinds> pause_seconds() const {
+    return {seen_[0].seconds, seen_[1].seconds, seen_[2].seconds};
+  }
+
+ private:
   /// The steps after which a kind of pause is due.
   struct Due {
     int64_t interval = 0;  ///< 0: never

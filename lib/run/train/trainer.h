@@ -12,6 +12,7 @@
 #include "data/loading/loader.h"
 #include "data/loading/prefetch.h"
 #include "run/train/checkpointer.h"
+#include "run/train/run_exporter.h"
 #include "run/train/run_metrics.h"
 #include "run/train/run_saves.h"
 #include "run/train/run_state.h"
@@ -76,6 +77,7 @@ class Trainer {
   std::shared_ptr<RunValidation> validation_;
   std::shared_ptr<RunMetrics> metrics_;
   std::shared_ptr<RunSaves> saves_;
+  std::shared_ptr<RunExporter> exporter_;    ///< null unless this rank shows metrics
   std::unique_ptr<SampleText> sample_text_;  ///< null unless logging.sample_every
   std::unique_ptr<TaskScores> task_scores_;  ///< null without evaluation.tasks
   std::unique_ptr<TrainStep> train_step_;

@@ -170,6 +170,7 @@ StepObservers Trainer::make_observers() {
   if (task_scores_) observers.push_back(std::make_shared<RunTasks>(run_, *metrics_, *task_scores_));
   if (sample_text_) observers.push_back(std::make_shared<SampledTexts>(run_, *sample_text_));
   observers.push_back(saves_);
+  if (exporter_) observers.push_back(exporter_);
   observers.push_back(std::make_shared<RunEnd>(run_, validation_->history()));
   return observers;
 }

@@ -106,6 +106,7 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
       run_, *batches_, RankPaces::make(run_.config, run_.communicator, *batches_, run_.flops.model));
   validation_->set_metrics(metrics_.get());
   saves_ = std::make_shared<RunSaves>(run_, *checkpointer_, *metrics_);
+  exporter_ = make_run_exporter({run_, *metrics_, *checkpointer_, *batches_});
   util::start_phase("output folder and log");
   comm::agree(*run_.communicator, "output folder", [&] {
     if (run_.config.training.epochs > 0 && run_.position.step > 0) count_steps();  // of what is left

@@ -392,6 +392,13 @@ void check_checkpoints(const Config& config, Conflicts& conflicts) {
       util::printable(store), "; correct it, or leave it out");
 }
 
+void check_metrics(const LoggingOptions& logging, Conflicts& conflicts) {
+  const std::string& file = logging.metrics_textfile;
+  conflicts.unless(file.empty() || file.ends_with(".prom"), {"logging.metrics_textfile"},
+                   "must end with .prom, because node_exporter reads no other files, but is \"", file,
+                   "\"; rename it");
+}
+
 void check_sharding(const Config& config, Conflicts& conflicts) {
   conflicts.unless(
       config.fsdp.front != Front::kSpmd || config.data.max_tokens == 0, {"data.max_tokens", "fsdp.front"},
@@ -428,6 +435,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_sharding(config, conflicts);
   check_loss_scaler(config, conflicts);
   check_checkpoints(config, conflicts);
+  check_metrics(config.logging, conflicts);
   std::ranges::move(find_conflicts_of_objective(config), std::back_inserter(conflicts.found));
   std::ranges::move(find_conflicts_of_reproducible(config), std::back_inserter(conflicts.found));
   return std::move(conflicts.found);

@@ -135,6 +135,13 @@ struct EvaluationOptions {
   std::vector<std::string> tasks = {};  ///< files of questions (tools/generate/tasks.h)
 };
 
+/// Ranks that serve metrics: the first alone, or each at a port of its own.
+enum class MetricsRanks { kFirst, kAll };
+constexpr auto enum_names(MetricsRanks) {
+  return std::to_array<util::EnumName<MetricsRanks>>(
+      {{MetricsRanks::kFirst, "first"}, {MetricsRanks::kAll, "all"}});
+}
+
 struct LoggingOptions {
   int64_t interval_steps = 1;
   bool timestamps = false;  ///< wall-clock times in the lines on stderr
@@ -144,6 +151,10 @@ struct LoggingOptions {
   double peak_tflops = 0.0;
   bool csv = false;          ///< metrics.csv beside metrics.jsonl
   bool tensorboard = false;  ///< event files of TensorBoard
+  int64_t metrics_port = 0;  ///< port of the metrics for Prometheus (run/train/run_exporter.h); 0: none
+  std::string metrics_host = "127.0.0.1";
+  util::Named<MetricsRanks> metrics_ranks = MetricsRanks::kFirst;
+  std::string metrics_textfile;  ///< file of the metrics for node_exporter; empty: none
   std::vector<int64_t> profile_steps;
   bool nvtx = false;             ///< ranges of operations and units for NVIDIA's profilers
   bool memory_snapshot = false;  ///< util::record_cuda_memory_history()

@@ -266,6 +266,17 @@ TEST(Conflicts, SavesThatFollowEachOtherAreAsynchronous) {
   EXPECT_TRUE(find_conflicts(config).empty());
 }
 
+TEST(Conflicts, AFileForNodeExporterHasItsName) {
+  Config config;
+  config.logging.metrics_textfile = "node/run.prom";
+  EXPECT_TRUE(find_conflicts(config).empty());
+  config.logging.metrics_textfile = "run.txt";
+  EXPECT_EQ(
+      only_conflict(config),
+      "logging.metrics_textfile must end with .prom, because node_exporter reads no other files, but is "
+      "\"run.txt\"; rename it");
+}
+
 TEST(Conflicts, TasksAreForRanksThatHaveWholeRowsOfTheirOwn) {
   Config config;
   config.evaluation.tasks = {"t.jsonl"};
