@@ -275,7 +275,7 @@ int run(const Arguments& arguments) {
   config::Config config;
   try {
     config::TracedConfig traced = config::trace_config(arguments.config_path, overrides_of(arguments));
-    util::set_log_times(traced.config.logging.timestamps);
+    if (traced.config.logging.timestamps) util::set_log_times(true);
     if (environment.rank == 0) {
       for (const std::string& warning : traced.warnings) util::log_warning(warning);
     }

@@ -3,7 +3,8 @@
 /// \file
 /// Logging. Each message of the library is a line on stderr, or is passed to a sink that the embedding
 /// program sets. The environment variable FSDP_LOG_LEVEL (debug, info, warning, error, off) sets the initial
-/// level. Thread-safe. Collective: nothing. Errors: none.
+/// level; with FSDP_LOG_TIMESTAMPS=1, lines on stderr begin with the time in UTC. Thread-safe. Collective:
+/// nothing. Errors: none.
 ///
 /// Lifetime: a sink is used until another is set; any thread may call it, one line at a time.
 ///

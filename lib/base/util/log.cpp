@@ -37,10 +37,18 @@ class FunctionSink : public spdlog::sinks::base_sink<std::mutex> {
   std::function<void(LogLevel, std::string_view)> function_;
 };
 
-std::atomic<bool> times = false;
+/// Whether lines begin with the time.
+std::atomic<bool>& times() {
+  static std::atomic<bool> on = [] {
+    const char* wanted = std::getenv("FSDP_LOG_TIMESTAMPS");
+    const std::string_view text = wanted ? wanted : "";
+    return !text.empty() && text != "0" && text != "false";
+  }();
+  return on;
+}
 
 void set_pattern(spdlog::logger& logger) {
-  logger.set_pattern(times ? "%Y-%m-%dT%H:%M:%S.%eZ %l: %v" : "%l: %v", spdlog::pattern_time_type::utc);
+  logger.set_pattern(times() ? "%Y-%m-%dT%H:%M:%S.%eZ %l: %v" : "%l: %v", spdlog::pattern_time_type::utc);
 }
 
 std::shared_ptr<spdlog::logger> make_logger(spdlog::sink_ptr sink) {
@@ -70,11 +78,11 @@ void log_error(std::string_view message) { logger()->error(printable(message)); 
 void set_log_level(LogLevel level) { logger()->set_level(kLevels.at(static_cast<size_t>(level))); }
 
 void set_log_times(bool on) {
-  times = on;
+  times() = on;
   set_pattern(*logger());
 }
 
-std::string log_line_begin() { return times ? utc_text() + " " : std::string(); }
+std::string log_line_begin() { return times() ? utc_text() + " " : std::string(); }
 
 void set_log_sink(std::function<void(LogLevel, std::string_view)> sink) {
   const auto level = logger()->level();

@@ -22,7 +22,8 @@ void log_error(std::string_view message);
 /// (debug, info, warning, error, off), or kInfo.
 void set_log_level(LogLevel level);
 
-/// Whether lines on stderr begin with the wall-clock time (util::utc_text()); they do not at first.
+/// Whether lines on stderr begin with the wall-clock time (util::utc_text()). At first they do if the
+/// environment variable FSDP_LOG_TIMESTAMPS is set and is neither 0 nor false.
 void set_log_times(bool on);
 /// Returns the beginning of a line on stderr: the time and a space, or nothing. For output beside the log.
 std::string log_line_begin();

@@ -9,6 +9,7 @@
 #include <cerrno>
 
 #include "base/util/error.h"
+#include "base/util/log.h"
 
 namespace fsdp::launch {
 namespace {
@@ -84,7 +85,7 @@ int ConsoleStream::milliseconds_to_stall() const {
 void ConsoleStream::tell_of_dropped() {
   if (dropped_ == 0 || discarding_ || pending_bytes() > kPendingLimitBytes / 2) return;
   settle();
-  put(concat("warning: ", dropped_, dropped_ == 1 ? " line is" : " lines are",
+  put(concat(util::log_line_begin(), "warning: ", dropped_, dropped_ == 1 ? " line is" : " lines are",
              " missing here, because the launcher's output was not read; --log-dir keeps all lines\n"));
   dropped_ = 0;
 }

@@ -32,8 +32,8 @@ class LogThroughConsole {
  public:
   explicit LogThroughConsole(Console& console) : console_(console) {
     util::set_log_sink([&console](util::LogLevel level, std::string_view message) {
-      constexpr std::string_view kPrefixes[] = {"debug: ", "info: ", "warning: ", "error: ", "error: "};
-      console.err().line(nullptr, kPrefixes[static_cast<size_t>(level)], message);
+      constexpr const char* kPrefixes[] = {"debug: ", "info: ", "warning: ", "error: ", "error: "};
+      console.err().line(nullptr, util::log_line_begin() + kPrefixes[static_cast<size_t>(level)], message);
       console.flush();
     });
   }

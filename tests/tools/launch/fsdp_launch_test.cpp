@@ -21,6 +21,7 @@ namespace fsdp::launch {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using testing::eventually;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -64,6 +65,17 @@ TEST(FsdpLaunch, TakesBothSpellingsAndTorchrunsVariables) {
               HasSubstr("[rank0] 1\n"));
   EXPECT_THAT(run({kLauncher, "--standalone", "sh", "-c", "echo port $MASTER_PORT"}, three).out,
               Not(HasSubstr("port 1234")));
+}
+
+TEST(FsdpLaunch, BeginsItsOwnLinesWithTheTimeOnRequest) {
+  const auto errors = [](const char* wanted) {
+    return run({kLauncher, "sh", "-c", "exit 3"}, {.env = {{"FSDP_LOG_TIMESTAMPS", wanted}}}).err;
+  };
+  constexpr const char* kTime = "(^|\n)[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\\.[0-9]{3}Z error: ";
+  EXPECT_THAT(errors("1"), ContainsRegex(kTime));
+  for (const char* off : {"0", "false", ""}) {
+    EXPECT_THAT(errors(off), AllOf(Not(ContainsRegex(kTime)), HasSubstr("error: "))) << off;
+  }
 }
 
 TEST(FsdpLaunch, LeavesTheProgramsArgumentsAlone) {
