@@ -57,10 +57,11 @@ install(DIRECTORY "${FSDP_ARROW_DIR}/pyarrow-${FSDP_ARROW_VERSION}.dist-info/lic
 file(WRITE "${PROJECT_BINARY_DIR}/fsdp-quickstart"
      "#!/bin/sh\nexec \"$(dirname \"$(realpath \"$0\")\")/../share/fsdp/scripts/quickstart\" \"$@\"\n")
 install(PROGRAMS "${PROJECT_BINARY_DIR}/fsdp-quickstart" DESTINATION bin COMPONENT programs)
+install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/follow_metrics" DESTINATION bin RENAME fsdp-follow-metrics COMPONENT programs)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/configs" DESTINATION share/fsdp COMPONENT programs)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/scripts" DESTINATION share/fsdp COMPONENT programs USE_SOURCE_PERMISSIONS
         FILES_MATCHING PATTERN "common.sh" PATTERN "libtorch-version" PATTERN "quickstart" PATTERN "*shakespeare*" PATTERN "launch_*"
-        PATTERN "chat_example" PATTERN "follow_metrics" PATTERN "lm_eval_fsdp.py"
+        PATTERN "chat_example" PATTERN "lm_eval_fsdp.py" PATTERN "grafana_dashboard.json"
         PATTERN "cmake" EXCLUDE PATTERN "wheel" EXCLUDE)
 if(FSDP_WITH_CUDA)
   file(WRITE "${PROJECT_BINARY_DIR}/fsdp-fetch-libtorch"

@@ -17,8 +17,9 @@ if(NOT FSDP_WITH_CUDA)
 endif()
 if(TARGET fsdp_mpi AND NOT FSDP_WITH_CUDA)
   list(APPEND CPACK_COMPONENTS_ALL mpi)
-  set(CPACK_DEBIAN_PROGRAMS_PACKAGE_SUGGESTS fsdp-toolkit-mpi)
+  set(CPACK_DEBIAN_PROGRAMS_PACKAGE_SUGGESTS "fsdp-toolkit-mpi, ")
 endif()
+string(APPEND CPACK_DEBIAN_PROGRAMS_PACKAGE_SUGGESTS "python3 (>= 3.11)")  # of fsdp-follow-metrics
 set(CPACK_COMPONENT_PROGRAMS_DESCRIPTION "train language models with fully sharded data parallelism
 Programs that train transformer language models on CPUs, on one host or many,
 and convert, verify and sample what was trained. fsdp-quickstart trains a small one.")

@@ -17,7 +17,7 @@ class ForAnyPython(bdist_wheel):
 
 name, version, libtorch = (os.environ[key] for key in ("FSDP_WHEEL", "FSDP_VERSION", "FSDP_LIBTORCH_VERSION"))
 this_libtorch = f"=={libtorch.rpartition('.')[0]}.*"
-programs = ["train", "launch", "ckpt", "data", "generate", "plan", "quickstart"]
+programs = ["train", "launch", "ckpt", "data", "generate", "plan", "quickstart", "follow-metrics"]
 
 
 def wheel_of_programs(main, requires, description):
