@@ -27,6 +27,7 @@
 #include "comm/backends/make_communicator.h"
 #include "comm/mpi/mpi_run.h"
 #include "config_words.h"
+#include "data/streams/stream_samples.h"
 #include "data/tokens/lost_pages.h"
 #include "early_environment.h"
 #include "run/replicas/replicas.h"
@@ -372,6 +373,7 @@ int main(int argc, char** argv) {
     apps::check_train_words(app, arguments);
     if (command) return command();
     data::exit_at_lost_pages();
+    data::read_texts_as_data_sets();
     util::MappedAllocator::install();
     return run(arguments);
   });

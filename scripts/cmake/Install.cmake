@@ -48,7 +48,7 @@ foreach(program IN LISTS programs)
   endif()
 endforeach()
 
-# libarrow and libparquet, which fsdp-data reads tables by.
+# libarrow and libparquet, which fsdp-data and fsdp-train read tables by.
 install(PROGRAMS ${arrow_libraries} DESTINATION ${arrow_install_dir} COMPONENT programs)
 install(DIRECTORY "${FSDP_ARROW_DIR}/pyarrow-${FSDP_ARROW_VERSION}.dist-info/licenses" DESTINATION ${arrow_install_dir}
         COMPONENT programs)

@@ -152,6 +152,7 @@ TEST(FuzzLimits, TokenFile) { expect_limits("token_file", token_file); }
 TEST(FuzzLimits, TokenizerJson) { expect_limits("tokenizer_json", tokenizer_json); }
 TEST(FuzzLimits, TextInput) { expect_limits("text_input", text_input); }
 TEST(FuzzLimits, Parquet) { expect_limits("parquet", parquet); }
+TEST(FuzzLimits, ArchiveRows) { expect_limits("archive_rows", archive_rows); }
 TEST(FuzzLimits, DcpMetadata) { expect_limits("dcp_metadata", dcp_metadata); }
 TEST(FuzzLimits, TorchObject) { expect_limits("torch_object", torch_object); }
 TEST(FuzzLimits, SentencePieceModel) { expect_limits("sentencepiece_model", sentencepiece_model); }

@@ -32,6 +32,7 @@ TEST(FuzzCorpus, TokenFile) { replay("token_file", token_file); }
 TEST(FuzzCorpus, TokenizerJson) { replay("tokenizer_json", tokenizer_json); }
 TEST(FuzzCorpus, TextInput) { replay("text_input", text_input); }
 TEST(FuzzCorpus, Parquet) { replay("parquet", parquet); }
+TEST(FuzzCorpus, ArchiveRows) { replay("archive_rows", archive_rows); }
 TEST(FuzzCorpus, DcpMetadata) { replay("dcp_metadata", dcp_metadata); }
 TEST(FuzzCorpus, TorchObject) { replay("torch_object", torch_object); }
 TEST(FuzzCorpus, SentencePieceModel) { replay("sentencepiece_model", sentencepiece_model); }

@@ -15,6 +15,7 @@ int token_file(const uint8_t* data, size_t size);
 int tokenizer_json(const uint8_t* data, size_t size);
 int text_input(const uint8_t* data, size_t size);
 int parquet(const uint8_t* data, size_t size);
+int archive_rows(const uint8_t* data, size_t size);
 int dcp_metadata(const uint8_t* data, size_t size);
 int torch_object(const uint8_t* data, size_t size);
 int sentencepiece_model(const uint8_t* data, size_t size);

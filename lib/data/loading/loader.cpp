@@ -29,16 +29,21 @@ const DataOptions& checked(const DataOptions& options, int64_t vocab_size, const
 }
 
 std::unique_ptr<Samples> open_entries(const std::vector<std::string>& entries, const char* key,
-                                      const DataOptions& options, int64_t vocab_size) {
+                                      const DataOptions& options, int64_t vocab_size,
+                                      std::optional<uint64_t> training_seed = std::nullopt) {
   if (entries.empty()) {
     fail(ErrorKind::kUsage, key, " lists no token file; add at least one (fsdp-data tokenize writes them)");
   }
-  return open_samples({.entries = entries, .options = options, .vocab_size = vocab_size});
+  return open_samples({.entries = entries,
+                       .options = options,
+                       .vocab_size = vocab_size,
+                       .repeats = training_seed.has_value(),
+                       .seed = training_seed.value_or(0)});
 }
 
 TrainLoader::Set open_set(const std::string& name, const std::vector<std::string>& entries,
                           const DataOptions& options, int64_t vocab_size, uint64_t seed) {
-  std::unique_ptr<Samples> opened = open_entries(entries, "data.train", options, vocab_size);
+  std::unique_ptr<Samples> opened = open_entries(entries, "data.train", options, vocab_size, seed);
   const int64_t samples = opened->num_samples();
   // checked_samples_per_step() reports too few samples of the only set, with what a step needs.
   if (samples == 0 && !name.empty()) {
@@ -54,7 +59,7 @@ TrainLoader::Set open_set(const std::string& name, const std::vector<std::string
   return {.name = name,
           .samples = std::move(opened),
           .batches = std::move(batches),
-          .order = SampleOrder(std::max<int64_t>(places, 1), options.shuffle, seed)};
+          .order = SampleOrder(std::max<int64_t>(places, 1), options.shuffle && places != kEndless, seed)};
 }
 
 std::vector<TrainLoader::Set> open_sets(const DataOptions& options, int64_t vocab_size, uint64_t seed) {
@@ -223,8 +228,46 @@ TrainLoader::TrainLoader(const DataOptions& options, int64_t vocab_size, uint64_
 
 int64_t TrainLoader::num_samples() const {
   int64_t sum = 0;
-  for (const Set& set : sets_) sum += set.order.num_samples();
+  for (const Set& set : sets_) sum += set.batches ? set.batches->num_batches() : set.samples->count_pass();
   return sum;
+}
+
+std::optional<int64_t> TrainLoader::known_samples(size_t set) const {
+  const Set& found = sets_[set];
+  return found.batches ? found.batches->num_batches() : found.samples->known_pass();
+}
+
+std::optional<int64_t> TrainLoader::known_samples() const {
+  int64_t sum = 0;
+  for (size_t set = 0; set < sets_.size(); ++set) {
+    const auto samples = known_samples(set);
+    if (!samples) return std::nullopt;
+    sum += *samples;
+  }
+  return sum;
+}
+
+nlohmann::json TrainLoader::state(int64_t position) const {
+  nlohmann::json state = nlohmann::json::array();
+  for (size_t set = 0; set < sets_.size(); ++set) {
+    if (sets_[set].samples->num_samples() != kEndless) {
+      state.push_back(nullptr);
+      continue;
+    }
+    state.push_back(sets_[set].samples->state(mixture_ ? mixture_->count_before(set, position) : position));
+  }
+  return state;
+}
+
+void TrainLoader::resume(const nlohmann::json& state) {
+  if (!state.is_array() || state.size() != sets_.size()) return;
+  for (size_t set = 0; set < sets_.size(); ++set) {
+    try {
+      if (!state[set].is_null()) sets_[set].samples->resume(state[set]);
+    } catch (const nlohmann::json::exception&) {
+      // Written by another version: the texts are read from their beginning.
+    }
+  }
 }
 
 int64_t TrainLoader::num_tokens() const {
@@ -236,7 +279,9 @@ int64_t TrainLoader::num_tokens() const {
 std::optional<RowSurvey> TrainLoader::survey() const {
   std::optional<RowSurvey> sum;
   for (const Set& set : sets_) {
-    const std::optional<RowSurvey> survey = set.samples->survey(set.samples->num_samples());
+    const std::optional<RowSurvey> survey = set.samples->num_samples() == kEndless
+                                                ? std::nullopt
+                                                : set.samples->survey(set.samples->num_samples());
     if (!survey) continue;
     sum = sum.value_or(RowSurvey{});
     *sum += *survey;
@@ -280,7 +325,13 @@ Batch TrainLoader::batch(int64_t first_global_sample, int64_t micro_batch) const
 }
 
 Mixture::MixedSample TrainLoader::place_of(int64_t position) const {
-  return mixture_ ? mixture_->at(position) : Mixture::MixedSample{.set = 0, .index = position};
+  if (!mixture_) return {.set = 0, .index = position};
+  Mixture::MixedSample place = mixture_->at(position);
+  // Other sets have been sampled in the order of at() since there have been mixtures.
+  if (sets_[place.set].samples->num_samples() == kEndless) {
+    place.index = mixture_->count_before(place.set, position);
+  }
+  return place;
 }
 
 Batch TrainLoader::batch_by_tokens(int64_t position) const {

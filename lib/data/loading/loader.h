@@ -98,6 +98,10 @@ class TrainLoader final : public BatchSource {
     SampleOrder order;                      ///< order of the samples, or of the batches
   };
   const std::vector<Set>& sets() const { return sets_; }
+  /// Returns Samples::state() of each set, at a position of the run.
+  nlohmann::json state(int64_t position) const;
+  /// Takes what state() returned; anything else is ignored, since samples do not depend on it.
+  void resume(const nlohmann::json& state);
   /// Returns approximately how many of the run's first `samples` samples are from a set.
   double samples_of(size_t set, int64_t samples) const;
 
@@ -107,8 +111,11 @@ class TrainLoader final : public BatchSource {
   int64_t samples_per_micro_step() const {
     return samples_per_step_ / placement_.gradient_accumulation_steps;
   }
-  /// Samples per epoch, of all sets together.
+  /// Samples per epoch, of all sets together. Texts are tokenized once to count them.
   int64_t num_samples() const;
+  /// Samples per epoch, if they are known for all sets; and of one set, or its batches.
+  std::optional<int64_t> known_samples() const;
+  std::optional<int64_t> known_samples(size_t set) const;
   int64_t num_tokens() const;
   /// Returns the survey of all sets that have one; nothing if no set has one.
   std::optional<RowSurvey> survey() const;

@@ -7,4 +7,9 @@ util::Registry<OpenSamples>& datasets() {
   return datasets;
 }
 
+OpenSamples& open_texts() {
+  static OpenSamples open;
+  return open;
+}
+
 }  // namespace fsdp::data

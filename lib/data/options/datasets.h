@@ -31,6 +31,9 @@ struct ScoredDocument {
   std::vector<bool> completes = {};
 };
 
+/// Number of samples of a set without an end (Samples::num_samples()).
+inline constexpr int64_t kEndless = std::numeric_limits<int64_t>::max();
+
 /// A set of samples of one length, from which a loader takes its rows. SampleReader (sample_reader.h) reads
 /// samples from token files. Thread-safe: any rank and thread may read any sample at any time, and gets the
 /// same sample each time.
@@ -53,8 +56,9 @@ class Samples {
 
   virtual ~Samples() = default;
 
+  /// kEndless: samples of pass after pass over the data, in an order of their own.
   virtual int64_t num_samples() const = 0;
-  /// Number of tokens of all samples together, for messages.
+  /// Number of tokens of all samples together, for messages. 0: not known yet.
   virtual int64_t num_tokens() const = 0;
   /// Source of the samples, for messages.
   virtual std::string name() const = 0;
@@ -73,17 +77,33 @@ class Samples {
   /// Identifies these samples when a run resumes (data_identity.h): a list of objects, each with "name",
   /// "tokens", "documents" and "sampled_xxh3_64". Empty: the loader hashes some rows instead.
   virtual nlohmann::json identity() const { return nlohmann::json::array(); }
+
+  /// Samples of a pass, if they are known.
+  virtual std::optional<int64_t> known_pass() const { return num_samples(); }
+  /// Returns the samples of a pass, for which a set without an end may have to be read once.
+  virtual int64_t count_pass() const { return num_samples(); }
+  /// Returns from where reading can go on at a sample without work that has been done, for resume(). Samples
+  /// do not depend on it.
+  virtual nlohmann::json state(int64_t /*sample*/) const { return nullptr; }
+  /// Takes a state() of the same set. Throws nlohmann::json::exception for anything else.
+  virtual void resume(const nlohmann::json& /*state*/) {}
 };
 
 /// The arguments with which a data set is opened.
 struct SamplesRequest {
   std::vector<std::string> entries;  ///< entries of data.train or data.validation, as in the config
-  DataOptions options;
+  DataOptions options = {};
   int64_t vocab_size = 0;
+  bool repeats = false;  ///< whether a set may be kEndless, shuffled by `seed`
+  uint64_t seed = 0;
 };
 
 /// Opens the samples of a data set. Throws Error(kData) for entries that cannot be used.
 using OpenSamples = std::function<std::unique_ptr<Samples>(const SamplesRequest&)>;
+
+/// Opens the entries of kTokenFiles that are texts, and returns null for others. Null in programs that read
+/// no texts. Set once at the start of a program.
+OpenSamples& open_texts();
 
 /// The built-in data set: token files, or patterns of them. Its function is null, since it needs libtorch.
 inline constexpr const char* kTokenFiles = "token_files";

@@ -71,6 +71,13 @@ struct DataOptions {
   /// (token_batches.h), instead of micro_batch_size rows of T.
   int64_t max_tokens = 0;
   bool shuffle = true;
+  /// Texts that are tokenized while they are read (data/streams): the samples, one after another, that are
+  /// shuffled among each other.
+  int64_t shuffle_block_size = 8192;
+  std::string text_column = "text";  ///< texts: field or column of a row that contains the document
+  int64_t skip_bad = 0;              ///< texts: maximum number of unusable rows, which are left out
+  int64_t cache_gib = 16;            ///< texts: limit on the tokens that are kept on the disk of each host
+  std::string cache_folder;          ///< folder of these tokens. Not a key.
   util::Named<DocumentTreatment> documents = DocumentTreatment::kJoin;
   /// The token that ends a document, in files without an index; -1: the tokenizer's end-of-text token.
   int64_t document_separator = -1;

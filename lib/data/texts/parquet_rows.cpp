@@ -1,16 +1,16 @@
 #include "data/texts/parquet_rows.h"
 
 #include <arrow/api.h>
-#include <arrow/io/file.h>
+#include <arrow/io/interfaces.h>
 #include <parquet/arrow/reader.h>
 #include <parquet/file_reader.h>
-#include <unistd.h>
 
 #include <algorithm>
 
 #include "base/util/error.h"
 #include "base/util/text.h"
 #include "data/texts/growth_limit.h"
+#include "data/texts/row_text.h"
 #include "data/texts/text_input.h"
 #include "data/tokenizers/utf8.h"
 
@@ -34,28 +34,6 @@ constexpr int kMaxColumnDepth = 30;
 
 /// Thrown when a row exceeds its limit.
 class RowTooLong : public std::exception {};
-
-void append_string(std::string& json, std::string_view text) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  const auto is_special = [](char c) { return c == '"' || c == '\\' || static_cast<unsigned char>(c) < ' '; };
-  json += '"';
-  while (!text.empty()) {
-    const auto plain = static_cast<size_t>(std::ranges::find_if(text, is_special) - text.begin());
-    json.append(text, 0, plain);
-    if (plain == text.size()) break;
-    const char c = text[plain];
-    text.remove_prefix(plain + 1);
-    json += '\\';
-    if (static_cast<unsigned char>(c) >= ' ') {
-      json += c;
-    } else {
-      json += "u00";
-      json += kDigits[c >> 4];
-      json += kDigits[c & 15];
-    }
-  }
-  json += '"';
-}
 
 void append_value(std::string& json, const arrow::Array& values, int64_t at, size_t most);
 
@@ -140,6 +118,56 @@ int depth_of(const parquet::schema::Node& node) {
   return depth;
 }
 
+/// Reads an InputFile for libparquet.
+class SourceFile final : public arrow::io::RandomAccessFile {
+ public:
+  SourceFile(std::shared_ptr<const ByteSource> source, arrow::MemoryPool& memory)
+      : source_(std::move(source)), memory_(memory) {}
+
+  arrow::Status Close() override {
+    is_closed_ = true;
+    return arrow::Status::OK();
+  }
+  bool closed() const override { return is_closed_; }
+  arrow::Result<int64_t> Tell() const override { return at_; }
+  arrow::Status Seek(int64_t to) override {
+    at_ = to;
+    return arrow::Status::OK();
+  }
+  arrow::Result<int64_t> GetSize() override { return source_->size_bytes(); }
+
+  arrow::Result<int64_t> ReadAt(int64_t at, int64_t bytes, void* out) override {
+    if (at < 0 || bytes < 0) return arrow::Status::Invalid("negative range");
+    const int64_t most = std::max<int64_t>(source_->size_bytes() - at, 0);
+    return static_cast<int64_t>(
+        source_->read_at(at, static_cast<size_t>(std::min(bytes, most)), static_cast<char*>(out)));
+  }
+  arrow::Result<std::shared_ptr<arrow::Buffer>> ReadAt(int64_t at, int64_t bytes) override {
+    // A damaged length must not take memory that the file cannot fill.
+    const int64_t most = std::clamp<int64_t>(source_->size_bytes() - at, 0, std::max<int64_t>(bytes, 0));
+    ARROW_ASSIGN_OR_RAISE(auto buffer, arrow::AllocateResizableBuffer(most, &memory_));
+    ARROW_ASSIGN_OR_RAISE(const int64_t got, ReadAt(at, most, buffer->mutable_data()));
+    ARROW_RETURN_NOT_OK(buffer->Resize(got));
+    return std::shared_ptr<arrow::Buffer>(std::move(buffer));
+  }
+  arrow::Result<int64_t> Read(int64_t bytes, void* out) override {
+    ARROW_ASSIGN_OR_RAISE(const int64_t got, ReadAt(at_, bytes, out));
+    at_ += got;
+    return got;
+  }
+  arrow::Result<std::shared_ptr<arrow::Buffer>> Read(int64_t bytes) override {
+    ARROW_ASSIGN_OR_RAISE(auto buffer, ReadAt(at_, bytes));
+    at_ += buffer->size();
+    return buffer;
+  }
+
+ private:
+  std::shared_ptr<const ByteSource> source_;
+  arrow::MemoryPool& memory_;
+  int64_t at_ = 0;
+  bool is_closed_ = false;
+};
+
 class ParquetRows final : public RowFile {
  public:
   ParquetRows(const std::string& path, const std::vector<std::string>& columns)
@@ -179,6 +207,22 @@ class ParquetRows final : public RowFile {
   }
 
   RowPlace place() const override { return {path_, number_, "row"}; }
+
+  void skip_to(int64_t row, int64_t /*byte*/) override {
+    const parquet::FileMetaData& metadata = *reader_->parquet_reader()->metadata();
+    checked([&] {
+      while (group_ < metadata.num_row_groups() && number_ + metadata.RowGroup(group_)->num_rows() <= row) {
+        number_ += metadata.RowGroup(group_++)->num_rows();
+      }
+      while (number_ < row) {
+        if (!batch_ || at_ == batch_->num_rows()) read_batch();
+        if (!batch_) file_.refuse("has fewer rows than before; run again when nothing writes to it");
+        const int64_t left_out = std::min(batch_->num_rows() - at_, row - number_);
+        at_ += left_out;
+        number_ += left_out;
+      }
+    });
+  }
 
   int64_t read_bytes() const override {
     const int64_t rows = std::max<int64_t>(reader_->parquet_reader()->metadata()->num_rows(), 1);
@@ -230,7 +274,7 @@ class ParquetRows final : public RowFile {
     properties.set_page_checksum_verification(true);
     parquet::ArrowReaderProperties arrow_properties(/*use_threads=*/false);
     arrow_properties.set_pre_buffer(false);
-    auto source = value_of(arrow::io::ReadableFile::Open(::dup(file_.fd()), &memory_));
+    auto source = std::make_shared<SourceFile>(file_.source(), memory_);
     reader_ = value_of(parquet::arrow::FileReader::Make(
         &memory_, parquet::ParquetFileReader::Open(std::move(source), properties), arrow_properties));
   }
@@ -238,7 +282,8 @@ class ParquetRows final : public RowFile {
   /// Checks the size of the footer, which libparquet reads as a whole, whatever its size.
   void check_footer() {
     unsigned char tail[8] = {};
-    if (file_.size_bytes() < 12 || ::pread(file_.fd(), tail, 8, file_.size_bytes() - 8) != 8) {
+    if (file_.size_bytes() < 12 ||
+        file_.source()->read_at(file_.size_bytes() - 8, 8, reinterpret_cast<char*>(tail)) != 8) {
       refuse_damage("too short");
     }
     const int64_t bytes = tail[0] | tail[1] << 8 | tail[2] << 16 | int64_t{tail[3]} << 24;

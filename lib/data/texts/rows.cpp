@@ -1,12 +1,15 @@
 #include "data/texts/rows.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/util/error.h"
-#include "base/util/extension.h"
 #include "base/util/json.h"
 #include "base/util/text.h"
+#include "data/options/text_names.h"
+#include "data/texts/mds_rows.h"
 #include "data/texts/parquet_rows.h"
+#include "data/texts/tar_rows.h"
 #include "data/texts/text_input.h"
 #include "data/tokenizers/utf8.h"
 
@@ -34,6 +37,18 @@ class JsonRows final : public RowFile {
     return is_array_ ? RowPlace{path_, number_, "element", element_line_} : RowPlace{path_, number_};
   }
   int64_t read_bytes() const override { return input_.read_bytes(); }
+
+  int64_t next_byte() const override {
+    return is_array_ || !begun_ ? -1 : buffer_begin_ + static_cast<int64_t>(begin_);
+  }
+
+  void skip_to(int64_t row, int64_t byte) override {
+    if (byte < 0) return RowFile::skip_to(row, byte);
+    input_.skip(byte);
+    begun_ = true;
+    buffer_begin_ = byte;
+    number_ = row;
+  }
 
  private:
   void begin() {
@@ -147,6 +162,7 @@ class JsonRows final : public RowFile {
                  "file it is"));
     }
     buffer_.erase(0, begin_);
+    buffer_begin_ += static_cast<int64_t>(begin_);
     begin_ = 0;
     return input_.read(kReadBytes, buffer_) > 0;
   }
@@ -162,7 +178,8 @@ class JsonRows final : public RowFile {
   const std::string_view path_;
   TextInput input_;
   std::string buffer_;
-  size_t begin_ = 0;  ///< beginning in buffer_ of what is not read yet
+  size_t begin_ = 0;          ///< beginning in buffer_ of what is not read yet
+  int64_t buffer_begin_ = 0;  ///< offset of buffer_ in the text
   bool begun_ = false, is_array_ = false;
   bool ended_ = false;                   ///< whether the array has ended
   int64_t number_ = 0;                   ///< number of the last row
@@ -171,12 +188,21 @@ class JsonRows final : public RowFile {
 
 }  // namespace
 
-bool is_parquet(const std::string& path) { return util::extension_of(path) == ".parquet"; }
-
-bool has_rows(const std::string& path) { return is_json_lines(path) || is_parquet(path); }
+void RowFile::skip_to(int64_t row, int64_t /*byte*/) {
+  std::string ignored;
+  for (int64_t number = 0; number < row; ignored.clear()) {
+    number = next(ignored);
+    if (number == 0) {
+      refuse_text(std::string(place().path),
+                  "has fewer rows than before; run again when nothing writes to it");
+    }
+  }
+}
 
 std::unique_ptr<RowFile> open_rows(const std::string& path, const std::vector<std::string>& columns) {
   if (is_parquet(path)) return open_parquet(path, columns);
+  if (is_tar(path)) return open_tar(path, columns);
+  if (is_mds(path)) return open_mds(path, columns);
   return std::make_unique<JsonRows>(path);
 }
 
@@ -185,8 +211,9 @@ int64_t check_files(const std::vector<std::string>& files, const std::vector<std
   int64_t bytes = 0;
   bool known = true;
   for (const std::string& path : files) {
-    if (is_parquet(path)) open_parquet(path, columns);
-    const int64_t size = is_parquet(path) ? InputFile(path).size_bytes() : TextInput(path, kind).file_bytes();
+    const bool has_columns = has_rows(path) && !is_json_lines(path);
+    if (has_columns) open_rows(path, columns);
+    const int64_t size = has_columns ? InputFile(path).size_bytes() : TextInput(path, kind).file_bytes();
     known = known && size >= 0;
     bytes += std::max<int64_t>(size, 0);
   }
@@ -214,10 +241,32 @@ nlohmann::json object_of_row(std::string_view row, const RowPlace& place) {
   return object;
 }
 
-std::string document_of_row(std::string_view row, const RowPlace& place, const std::string& field) {
+namespace {
+
+/// Returns the numbers of a list if all can be tokens.
+std::optional<std::vector<int64_t>> tokens_of(const nlohmann::json& list) {
+  constexpr int64_t kLargestToken = (int64_t{1} << 32) - 1;
+  std::vector<int64_t> tokens;
+  if (!list.is_array()) return std::nullopt;
+  tokens.reserve(list.size());
+  for (const nlohmann::json& each : list) {
+    if (!each.is_number_integer()) return std::nullopt;
+    const auto token = each.get<int64_t>();
+    if (token < 0 || token > kLargestToken) return std::nullopt;
+    tokens.push_back(token);
+  }
+  return tokens;
+}
+
+}  // namespace
+
+RowDocument document_of_row(std::string_view row, const RowPlace& place, const std::string& field) {
   nlohmann::json object = object_of_row(row, place);
   const auto found = object.find(field);
-  if (found != object.end() && found->is_string()) return std::move(found->get_ref<std::string&>());
+  if (found != object.end()) {
+    if (found->is_string()) return {.text = std::move(found->get_ref<std::string&>())};
+    if (auto tokens = tokens_of(*found)) return {.tokens = std::move(*tokens), .is_tokens = true};
+  }
   std::string instead;
   if (found != object.end()) {
     instead = concat("has a ", found->type_name());
@@ -228,6 +277,15 @@ std::string document_of_row(std::string_view row, const RowPlace& place, const s
   }
   fail(ErrorKind::kData, to_string(place), " must have a string \"", field, "\", but ", for_message(instead),
        "; correct it, set the field with `json_field`, or skip such rows with `skip_bad`");
+}
+
+std::string text_of_row(std::string_view row, const RowPlace& place, const std::string& field) {
+  RowDocument document = document_of_row(row, place, field);
+  if (document.is_tokens) {
+    fail(ErrorKind::kData, to_string(place), " must have a string \"", field,
+         "\", but has tokens; give a field with texts as `json_field`");
+  }
+  return std::move(document.text);
 }
 
 void BadRows::add(const std::string& message) {

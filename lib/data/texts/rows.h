@@ -1,7 +1,7 @@
 #pragma once
 
-// Files of rows, each a JSON object: JSON lines, JSON arrays, and parquet tables, whose rows become such
-// objects.
+// Files of rows, each a JSON object: JSON lines, JSON arrays, and parquet tables, archives and shards, whose
+// rows become such objects.
 
 #include <cstdint>
 #include <memory>
@@ -40,17 +40,18 @@ class RowFile {
 
   /// Bytes of the file that have been read.
   virtual int64_t read_bytes() const = 0;
+
+  /// Offset in the (decompressed) file at which the next row can be read by skip_to(); -1: only in order.
+  virtual int64_t next_byte() const { return -1; }
+  /// Leaves out the rows up to number `row`, behind which next_byte() was `byte`. Requires: no row has been
+  /// read.
+  virtual void skip_to(int64_t row, int64_t byte);
 };
 
-/// Whether the file has rows, by its name: JSON lines (text_input.h) or .parquet.
-bool has_rows(const std::string& path);
-
-bool is_parquet(const std::string& path);
-
-/// Opens a .parquet as a table and every other file as JSON: an array if its text begins with a bracket,
-/// otherwise lines. The elements of an array are read one after another. `columns` are the columns of a table
-/// to include in its rows, as far as the table has them; it must have at least one. Throws Error(kData) for
-/// all failures.
+/// Opens a .parquet as a table, a .tar as an archive of WebDataset, a .mds as a shard of MosaicML's
+/// streaming, and every other file as JSON: an array if its text begins with a bracket, otherwise lines. The
+/// elements of an array are read one after another. `columns` are the columns of a table to include in its
+/// rows, as far as the table has them; it must have at least one. Throws Error(kData) for all failures.
 std::unique_ptr<RowFile> open_rows(const std::string& path, const std::vector<std::string>& columns);
 
 /// Opens every file once, so that a wrong name or column is reported before the work. `kind` is the expected
@@ -61,8 +62,18 @@ int64_t check_files(const std::vector<std::string>& files, const std::vector<std
 /// Parses the JSON object of a row. Throws Error(kData) if the row is not one.
 nlohmann::json object_of_row(std::string_view row, const RowPlace& place);
 
+/// What a field of a row contains.
+struct RowDocument {
+  std::string text = {};             ///< a string
+  std::vector<int64_t> tokens = {};  ///< a list of tokens
+  bool is_tokens = false;
+};
+
+/// Returns the string or the list of tokens in a field of a row. Throws Error(kData) if the row has neither.
+RowDocument document_of_row(std::string_view row, const RowPlace& place, const std::string& field);
+
 /// Returns the string in a field of a row. Throws Error(kData) if the row has no such string.
-std::string document_of_row(std::string_view row, const RowPlace& place, const std::string& field);
+std::string text_of_row(std::string_view row, const RowPlace& place, const std::string& field);
 
 /// Counts the rows that cannot be used.
 class BadRows {

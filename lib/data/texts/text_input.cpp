@@ -1,7 +1,5 @@
 #include "data/texts/text_input.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,10 +8,10 @@
 #include <utility>
 
 #include "base/util/error.h"
-#include "base/util/extension.h"
 #include "base/util/log.h"
 #include "base/util/text.h"
-#include "data/texts/rows.h"
+#include "data/options/text_names.h"
+#include "data/texts/mds_rows.h"
 #include "data/tokenizers/utf8.h"
 #include "data/tokens/file_patterns.h"
 
@@ -25,25 +23,20 @@ constexpr size_t kHeadBytes = 512;
 constexpr size_t kCompressedBytes = 1 << 17;
 constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";  // byte order mark of UTF-8
 
-/// Returns the name without .gz or .zst.
-std::string uncompressed_name(const std::string& path) {
-  return is_named_compressed(path) ? fs::path(path).replace_extension().string() : path;
-}
-
-bool is_text_name(const fs::path& path) {
-  return has_rows(path.string()) || util::extension_of(uncompressed_name(path.string())) == ".txt";
-}
-
 bool is_hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
 
-/// Adds the texts of a folder, sorted.
+/// Adds the texts of a folder, sorted, or the shards that its index lists.
 void add_folder(const std::string& folder, std::vector<std::string>& files) {
+  if (const auto shards = mds_shards(folder)) {
+    files.insert(files.end(), shards->begin(), shards->end());
+    return;
+  }
   std::vector<std::string> found;
   try {
     for (fs::recursive_directory_iterator at(folder), end; at != end; ++at) {
       if (is_hidden(at->path())) {
         at.disable_recursion_pending();
-      } else if (at->is_regular_file() && is_text_name(at->path())) {
+      } else if (at->is_regular_file() && is_text_name(at->path().string())) {
         found.push_back(at->path().string());
       }
     }
@@ -54,8 +47,8 @@ void add_folder(const std::string& folder, std::vector<std::string>& files) {
   if (found.empty()) {
     fail(
         ErrorKind::kData, "the folder ", folder,
-        " has no text in it: no .txt, .jsonl, .jsonlines, .jl or .ndjson, with or without .gz or .zst, and no .parquet; "
-        "give files of other names by a pattern, for example ",
+        " has no text in it: no .txt, .jsonl, .jsonlines, .jl, .ndjson, .tar or .mds, with or without .gz or .zst, and "
+        "no .parquet; give files of other names by a pattern, for example ",
         folder, "/*");
   }
   std::sort(found.begin(), found.end());
@@ -77,66 +70,36 @@ std::vector<std::string> expand_texts(const std::vector<std::string>& texts) {
   return files;
 }
 
-bool is_named_compressed(const std::string& path) {
-  const std::string extension = util::extension_of(path);
-  return extension == ".gz" || extension == ".zst";
-}
-
-bool is_json_lines(const std::string& path) {
-  const std::string extension = util::extension_of(uncompressed_name(path));
-  return extension == ".jsonl" || extension == ".jsonlines" || extension == ".jl" || extension == ".ndjson";
-}
-
 InputFile::InputFile(const std::string& path) : path_(path) {
   if (path_ == kStandardInput) {
     path_ = "standard input";
-    fd_ = STDIN_FILENO;
     return;
   }
-  // O_NONBLOCK: opening a pipe without a writer would otherwise wait for one.
-  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd_ < 0) refuse("cannot be opened (" + util::errno_text(errno) + "); give the path of a readable file");
-  try {
-    examine();
-  } catch (...) {
-    ::close(fd_);
-    throw;
-  }
-}
-
-InputFile::~InputFile() {
-  if (fd_ != STDIN_FILENO) ::close(fd_);
-}
-
-void InputFile::examine() {
-  struct stat status {};
-  if (::fstat(fd_, &status) != 0) refuse("cannot be examined (" + util::errno_text(errno) + ")");
-  if (S_ISDIR(status.st_mode)) refuse("is a folder; give the files in it, for example FOLDER/*.txt");
-  if (!S_ISREG(status.st_mode)) refuse("is not a regular file; write the text to a file or give it as -");
-  if (status.st_size == 0) refuse("is empty; leave it out");
-  size_bytes_ = status.st_size;
+  source_ = open_bytes(path);
+  size_bytes_ = source_->size_bytes();
 }
 
 size_t InputFile::read(size_t bytes, char* to) {
-  if (size_bytes_ >= 0) bytes = std::min(bytes, static_cast<size_t>(size_bytes_ - read_bytes_));
+  if (source_) {
+    bytes = std::min(bytes, static_cast<size_t>(std::max<int64_t>(size_bytes_ - read_bytes_, 0)));
+    const size_t done = source_->read_at(read_bytes_, bytes, to);
+    read_bytes_ += static_cast<int64_t>(done);
+    if (done < bytes) refuse("became shorter while it was read; run again when nothing writes to it");
+    return done;
+  }
   size_t done = 0;
   while (done < bytes) {
-    ssize_t got = ::read(fd_, to + done, bytes - done);
+    const ssize_t got = ::read(STDIN_FILENO, to + done, bytes - done);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) refuse("cannot be read (" + util::errno_text(errno) + "); check the disk and run again");
     if (got == 0) break;
     done += static_cast<size_t>(got);
   }
   read_bytes_ += static_cast<int64_t>(done);
-  if (done < bytes && size_bytes_ >= 0) {
-    refuse("became shorter while it was read; run again when nothing writes to it");
-  }
   return done;
 }
 
-void InputFile::refuse(const std::string& reason) const {
-  fail(ErrorKind::kData, "the text ", path_, " ", reason);
-}
+void InputFile::refuse(const std::string& reason) const { refuse_text(path_, reason); }
 
 TextInput::TextInput(const std::string& path, TextKind kind) : file_(path), kind_(kind) {
   // Standard input is not read before the first call, because it may be opened more than once.
@@ -160,6 +123,7 @@ void TextInput::begin() {
   } else {
     size_bytes_ = file_.size_bytes();
   }
+  if (kind_ == TextKind::kBinary) return;
   if (const auto foreign = foreign_to_text(head_, uncompressed_name(path()), kind_)) {
     if (decompressor_) {
       refuse(concat("holds a compressed file that ", foreign->found, "; ",
@@ -196,6 +160,36 @@ int64_t TextInput::read(int64_t bytes, std::string& buffer) {
   const bool ends = of_head + got < wanted;
   if (kind_ == TextKind::kPlain) check_utf8(std::string_view(buffer).substr(before), ends);
   return static_cast<int64_t>(of_head + got);
+}
+
+std::optional<std::string> TextInput::read_exactly(int64_t bytes) {
+  constexpr int64_t kPiece = 1 << 16;
+  std::string content;
+  while (bytes > 0) {
+    const int64_t wanted = std::min(bytes, kPiece);
+    if (read(wanted, content) < wanted) return std::nullopt;
+    bytes -= wanted;
+  }
+  return content;
+}
+
+void TextInput::skip(int64_t bytes) {
+  has_mark_ = false;
+  checked_bytes_ += bytes;
+  if (!decompressor_) {
+    const int64_t mark = checked_bytes_ - bytes;
+    head_.clear();
+    file_.seek(mark + bytes);
+    return;
+  }
+  const auto of_head = static_cast<size_t>(std::min(bytes, static_cast<int64_t>(head_.size())));
+  head_.erase(0, of_head);
+  std::string ignored(kCompressedBytes, '\0');
+  for (int64_t left = bytes - static_cast<int64_t>(of_head); left > 0;) {
+    const size_t got = decompress(std::min(ignored.size(), static_cast<size_t>(left)), ignored.data());
+    if (got == 0) refuse("became shorter since it was read before; run again when nothing writes to it");
+    left -= static_cast<int64_t>(got);
+  }
 }
 
 /// Refuses text that is not UTF-8, with the position. `ends` is whether nothing follows.

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "data/texts/byte_source.h"
 #include "data/texts/decompressor.h"
 #include "data/texts/growth_limit.h"
 #include "data/tokens/foreign_content.h"
@@ -18,32 +20,24 @@ namespace fsdp::data {
 inline constexpr const char* kStandardInput = "-";
 
 /// Returns the files of expand_patterns(), with each folder replaced by the texts in it and in its
-/// subfolders, by their names: .txt and names of JSON lines, each also with .gz or .zst, and .parquet, in any
-/// case. Hidden files are excluded; the others are sorted by their paths. Throws Error(kData) for a folder
-/// without texts.
+/// subfolders, by their names (text_names.h). Hidden files are excluded; the others are sorted by their
+/// paths. A folder with an index.json of MosaicML's streaming is replaced by the shards that the index lists.
+/// Throws Error(kData) for a folder without texts.
 std::vector<std::string> expand_texts(const std::vector<std::string>& texts);
 
-/// Whether the file has one JSON object per line, by its name in any case: .jsonl, .jsonlines, .jl or
-/// .ndjson, also with .gz or .zst.
-bool is_json_lines(const std::string& path);
-
-/// Whether the file is compressed, by its name: .gz or .zst.
-bool is_named_compressed(const std::string& path);
-
-/// A file that is read once from its beginning to its end. Not thread-safe.
+/// A file that is read once from a place to its end. Not thread-safe.
 class InputFile {
  public:
   /// Opens the file; kStandardInput is standard input. Throws Error(kData) for all failures, with a message
   /// that begins with "the text PATH".
   explicit InputFile(const std::string& path);
-  ~InputFile();
-  InputFile(const InputFile&) = delete;
-  InputFile& operator=(const InputFile&) = delete;
-
   const std::string& path() const { return path_; }
-  int fd() const { return fd_; }
+  /// The bytes of the file; null for standard input.
+  const std::shared_ptr<const ByteSource>& source() const { return source_; }
   int64_t size_bytes() const { return size_bytes_; }  ///< size of the file; -1 for standard input
   int64_t read_bytes() const { return read_bytes_; }
+  /// Goes on at an offset of the file. Requires: not standard input.
+  void seek(int64_t offset) { read_bytes_ = offset; }
 
   /// Reads `bytes` bytes, fewer only at the end. Returns the number read.
   size_t read(size_t bytes, char* to);
@@ -51,10 +45,8 @@ class InputFile {
   [[noreturn]] void refuse(const std::string& reason) const;
 
  private:
-  void examine();
-
   std::string path_;
-  int fd_ = -1;
+  std::shared_ptr<const ByteSource> source_;
   int64_t size_bytes_ = -1, read_bytes_ = 0;
 };
 
@@ -75,6 +67,14 @@ class TextInput {
   /// Appends up to `bytes` bytes of the text to `buffer`, fewer only at the end, and returns the number.
   /// Refuses plain text that is not UTF-8.
   int64_t read(int64_t bytes, std::string& buffer);
+
+  /// Returns the next bytes, or nothing if the text ends before. Takes memory as it reads, whatever the
+  /// number.
+  std::optional<std::string> read_exactly(int64_t bytes);
+
+  /// Leaves out the first bytes of the text: without reading them unless they are compressed. Requires:
+  /// nothing has been read, and not standard input.
+  void skip(int64_t bytes);
 
   [[noreturn]] void refuse(const std::string& reason) const { file_.refuse(reason); }
 

@@ -8,6 +8,7 @@
 #include "base/util/error.h"
 #include "base/util/hash.h"
 #include "base/util/work_queue.h"
+#include "data/options/text_names.h"
 #include "data/tokenizers/utf8.h"
 
 namespace fsdp::data {
@@ -43,31 +44,41 @@ int64_t TextJobs::share_of_end(const ValidationShare& validation, int64_t text_b
   return std::clamp<int64_t>(share, 0, text_bytes);
 }
 
-void TextJobs::encode(int threads, const std::function<void(const EncodedJob&)>& visit) {
+bool TextJobs::encode(int threads, const std::function<bool(const EncodedJob&)>& visit) {
   util::WorkQueue<EncodedJob> queue(threads > 1 ? threads : 0);
   std::deque<std::future<EncodedJob>> under_way;
   const size_t most = threads > 1 ? 2 * static_cast<size_t>(threads) + 1 : 1;
-  bool more = true;
+  bool more = true, ended = false;
   while (true) {
     while (more && under_way.size() < most) {
       auto job = std::make_shared<TextJob>();
       more = next(*job);
+      ended = !more;
       if (more) under_way.push_back(queue.add([this, job] { return encoded(std::move(*job)); }));
     }
-    if (under_way.empty()) return;
+    if (under_way.empty()) return ended;
     const EncodedJob job = under_way.front().get();
     under_way.pop_front();
-    visit(job);
+    more = visit(job) && more;
   }
 }
 
-std::optional<std::string> TextJobs::document_of(std::string_view row, const TextPart& part,
-                                                 std::string& bad) const {
+/// Encodes the text of a row, or copies its tokens.
+void TextJobs::encode_document(std::string_view row, const TextPart& part, EncodedJob& out,
+                               EncodedJob::EncodedPart& result) const {
+  const size_t before = out.ids.size();
   try {
-    return document_of_row(row, part.place, json_field_);
+    const RowDocument document = document_of_row(row, part.place, json_field_);
+    result.is_tokens = document.is_tokens;
+    result.validation = validation_.takes(document.is_tokens ? row : document.text);
+    if (document.is_tokens) {
+      out.ids.insert(out.ids.end(), document.tokens.begin(), document.tokens.end());
+    } else {
+      tokenizer_.encode(document.text, out.ids);
+    }
   } catch (const util::Error& error) {
-    bad = error.what();
-    return std::nullopt;
+    out.ids.resize(before);
+    result.bad = error.what();
   }
 }
 
@@ -93,10 +104,7 @@ EncodedJob TextJobs::encoded(TextJob job) const {
       result_part.validation = validation_.takes(text);
       encode_row(text, part, result, result_part);
     } else if (part.is_row) {
-      if (const auto document = document_of(text, part, result_part.bad)) {
-        result_part.validation = validation_.takes(*document);
-        tokenizer_.encode(*document, result.ids);
-      }
+      encode_document(text, part, result, result_part);
     } else if (part.ends_document) {
       tokenizer_.encode(text, result.ids);
     } else {
@@ -130,6 +138,7 @@ bool TextJobs::next(TextJob& job) {
 
 void TextJobs::open_next() {
   const std::string& path = files_[next_file_++];
+  taken_bytes_ = 0;
   if (json_lines_ || has_rows(path)) {
     rows_ = open_rows(path, encoder_ != nullptr ? encoder_->columns() : std::vector{json_field_});
     return;
@@ -142,6 +151,15 @@ void TextJobs::open_next() {
   end_left_ = share_of_end(validation_, section_left_);
   section_left_ -= end_left_;
   if (section_left_ == 0) end_section();
+}
+
+void TextJobs::begin_at(const TextPlace& place) {
+  open_next();
+  if (rows_) return rows_->skip_to(place.row, place.byte);
+  input_->skip(place.byte);
+  taken_bytes_ = place.byte;
+  if (section_left_ >= 0) section_left_ = std::max<int64_t>(section_left_ - place.byte, 0);
+  in_document_ = place.in_document;
 }
 
 /// Reads until the buffer has `bytes` bytes. Returns whether the section ends with the buffer.
@@ -182,6 +200,8 @@ void TextJobs::add_part(TextJob& job, size_t stop, bool ends) {
   job.text += buffer_;
   buffer_.erase(0, stop);
   in_document_ = !ends;
+  taken_bytes_ += static_cast<int64_t>(stop);
+  job.end = {.byte = taken_bytes_, .in_document = in_document_};
 }
 
 /// Continues with the end of the text, if that is for validation, or with the next text.
@@ -214,7 +234,7 @@ void TextJobs::take_text(TextJob& job) {
   }
   if (!ends) return add_part(job, cut, false);
   if (end_left_ > 0) end_on_whole_character();
-  if (!buffer_.empty()) add_part(job, buffer_.size(), true);
+  if (!buffer_.empty() || in_document_) add_part(job, buffer_.size(), true);
   end_section();
 }
 
@@ -227,6 +247,7 @@ void TextJobs::take_rows(TextJob& job) {
                          .stop = job.text.size() - begin,
                          .is_row = true,
                          .place = rows_->place()});
+    job.end = {.row = rows_->place().number, .byte = rows_->next_byte()};
   }
 }
 

@@ -30,9 +30,17 @@ struct TextPart {
   RowPlace place{};     ///< the file, and the row if it is one
 };
 
+/// A place in a file at which a job may begin.
+struct TextPlace {
+  int64_t row = 0;           ///< rows before it, in a file with rows (RowFile::skip_to())
+  int64_t byte = 0;          ///< bytes of the text before it; in a file with rows RowFile::next_byte()
+  bool in_document = false;  ///< whether a document goes on there
+};
+
 struct TextJob {
   std::string text;
   std::vector<TextPart> parts;
+  TextPlace end = {};      ///< the place after the job, in the file of its last part
   int64_t read_bytes = 0;  ///< bytes of all files up to the end of this job
 };
 
@@ -43,6 +51,7 @@ struct EncodedJob {
     bool validation = false;
     std::string bad{};        ///< error of a row that cannot be used, which has no ids
     std::string_view form{};  ///< form of a row, by the RowEncoder
+    bool is_tokens = false;   ///< whether the row has tokens in place of a text
   };
   TextJob job;
   std::vector<int64_t> ids;
@@ -64,7 +73,7 @@ struct ValidationShare {
   static constexpr size_t kHashedBytes = 1 << 16;
 };
 
-/// Reads texts and encodes them in jobs. Not thread-safe.
+/// Reads texts and encodes them in jobs. A row may have a list of tokens in place of a text. Not thread-safe.
 class TextJobs {
  public:
   /// `json_lines` is whether all texts are JSON lines, whatever their names, except tables. `json_field` is
@@ -74,9 +83,14 @@ class TextJobs {
            const ValidationShare& validation, const Tokenizer& tokenizer,
            const RowEncoder* encoder = nullptr);
 
-  /// Encodes all jobs on `threads` threads and passes them to `visit` in order. Throws Error(kData) for a
-  /// text that cannot be used. Rows that cannot be used are passed with their error.
-  void encode(int threads, const std::function<void(const EncodedJob&)>& visit);
+  /// Begins at a place of the first file. Requires: nothing has been encoded.
+  void begin_at(const TextPlace& place);
+
+  /// Encodes all jobs on `threads` threads and passes them to `visit` in order. If `visit` returns false,
+  /// reads no further, and passes the jobs that are read already. Returns whether the texts have ended.
+  /// Throws Error(kData) for a text that cannot be used. Rows that cannot be used are passed with their
+  /// error.
+  bool encode(int threads, const std::function<bool(const EncodedJob&)>& visit);
 
   /// Bytes read from all files.
   int64_t read_bytes() const;
@@ -87,7 +101,8 @@ class TextJobs {
  private:
   bool next(TextJob& job);
   EncodedJob encoded(TextJob job) const;
-  std::optional<std::string> document_of(std::string_view row, const TextPart& part, std::string& bad) const;
+  void encode_document(std::string_view row, const TextPart& part, EncodedJob& out,
+                       EncodedJob::EncodedPart& result) const;
   void encode_row(std::string_view row, const TextPart& part, EncodedJob& out,
                   EncodedJob::EncodedPart& result) const;
   void open_next();
@@ -110,6 +125,7 @@ class TextJobs {
   std::unique_ptr<TextInput> input_;
   std::string buffer_;        ///< bytes read that are not in a job yet
   std::string pending_;       ///< first byte of the next section, if it had to be read already
+  int64_t taken_bytes_ = 0;   ///< bytes of the text that are in jobs
   int64_t section_left_ = 0;  ///< bytes of this section that are not read yet; -1: up to the end of the input
   int64_t end_left_ = 0;      ///< bytes of the next section, the end of the text that is for validation
   bool in_document_ = false, document_validates_ = false;

@@ -1,12 +1,12 @@
 #include "data/texts/tokenize.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cstring>
 #include <filesystem>
 
 #include "base/util/error.h"
 #include "base/util/extension.h"
+#include "data/options/text_names.h"
+#include "data/texts/document_collector.h"
 #include "data/texts/text_input.h"
 #include "data/texts/text_jobs.h"
 #include "data/tokenizers/utf8.h"
@@ -15,9 +15,6 @@
 namespace fsdp::data {
 namespace fs = std::filesystem;
 namespace {
-
-/// Limit on text that is kept because it cannot be cut yet. Longer data is not text.
-constexpr size_t kMaxCarriedBytes = size_t{64} << 20;
 
 /// Returns the file that a path refers to, even if it does not exist yet.
 fs::path resolved(const std::string& path) {
@@ -140,222 +137,22 @@ TokenFormat output_format(const TokenizeOptions& options, const std::string& out
   return format;
 }
 
-std::string without_escapes(std::string_view text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char next = text[i] == '\\' && i + 1 < text.size() ? text[i + 1] : '\0';
-    const char meant = next == 'n' ? '\n' : next == 't' ? '\t' : next == '\\' ? '\\' : '\0';
-    out += meant != '\0' ? meant : text[i];
-    if (meant != '\0') ++i;
-  }
-  return out;
-}
-
-/// Returns the ids between documents. `own` is the tokenizer's token, which `own_name` also names.
-std::vector<int64_t> marker_ids(const char* option, const std::string& name, const Tokenizer& tokenizer,
-                                const std::string& own_name, const std::vector<int64_t>& own) {
-  if (name == "none") return {};
-  if (name.empty() || (name == own_name && !own.empty())) return own;
-  if (name.starts_with("text:")) {
-    std::vector<int64_t> ids;
-    tokenizer.encode(without_escapes(name.substr(std::strlen("text:"))), ids);
-    return ids;
-  }
-  if (name.starts_with("id:")) {
-    int64_t id = -1;
-    const char* const begin = name.data() + std::strlen("id:");
-    const auto [end, error] = std::from_chars(begin, name.data() + name.size(), id);
-    if (error != std::errc() || end != name.data() + name.size() || id < 0 || id >= kMaxVocabSize) {
-      fail(ErrorKind::kUsage, "`", option, "` must be from id:0 to id:", kMaxVocabSize - 1, ", but is ",
-           name);
-    }
-    return {id};
-  }
-  const std::optional<int64_t> id = name == own_name ? std::nullopt : tokenizer.id_of(name);
-  if (!id) {
-    fail(ErrorKind::kUsage, "`", option, "` ", name, " is not a token of the tokenizer ", tokenizer.name(),
-         "; give one that it has, id:N for another id, text:TEXT for a text that is tokenized, or none");
-  }
-  return {*id};
-}
-
-std::vector<int64_t> separator_ids(const TokenizeOptions& options, const Tokenizer& tokenizer) {
-  const std::optional<int64_t> end = tokenizer.end_of_text();
-  return marker_ids("document_separator", options.document_separator, tokenizer, "eos",
-                    end ? std::vector{*end} : std::vector<int64_t>{});
-}
-
-std::vector<int64_t> start_ids(const TokenizeOptions& options, const Tokenizer& tokenizer) {
-  return marker_ids("document_start", options.document_start, tokenizer, "bos", tokenizer.begin_of_text());
-}
-
-/// The forms of the rows of files, of which each file may have one.
-class RowForms {
+/// The output of a document: the training or the validation tokens.
+class WriterSink final : public TokenSink {
  public:
-  /// Returns what is wrong with a row in this form; "" if nothing is, as without a form.
-  std::string add(std::string_view form, const RowPlace& place) {
-    if (form.empty()) return "";
-    if (place.path != path_) {
-      path_ = place.path;
-      form_ = form;
-      const auto known = std::ranges::find(files_, form, &Files::form);
-      if (known == files_.end()) {
-        files_.push_back({form, path_});
-      } else {
-        ++known->more;
-      }
-    }
-    if (form == form_) return "";
-    return concat(to_string(place), " is in the form of ", form, ", but the rows before it in the form of ",
-                  form_, "; write them to a file of their own, or skip such rows with `skip_bad`");
-  }
+  WriterSink(TokenWriter& train, TokenWriter* validation) : train_(train), validation_(validation) {}
 
-  /// Returns "recognised ShareGPT (conversations: from, value) in a.json and 2 more files"; "" without forms.
-  std::string text() const {
-    std::string text;
-    for (const Files& each : files_) {
-      text += concat(text.empty() ? "recognised " : ", ", each.form, " in ", each.first);
-      if (each.more > 0) text += concat(" and ", each.more, each.more > 1 ? " more files" : " more file");
-    }
-    return text;
+  void choose(bool validation) override { writer_ = validation ? validation_ : &train_; }
+  void append(const std::vector<int64_t>& ids) override { writer_->append(ids); }
+  void append(const std::vector<int64_t>& ids, const std::vector<TokenPart>& parts) override {
+    writer_->append(ids, parts);
   }
+  void end_document() override { writer_->end_document(); }
 
  private:
-  struct Files {
-    std::string_view form, first;  ///< the form, and the first file with it
-    int64_t more = 0;              ///< number of other files with it
-  };
-  std::vector<Files> files_;
-  std::string_view path_, form_;  ///< the current file, and its form
-};
-
-/// Receives encoded jobs in order and writes their ids. Joins documents that were cut between two jobs: if a
-/// part was not encoded exactly up to the next one, the next is encoded again from there.
-class Collector {
- public:
-  Collector(const Tokenizer& tokenizer, std::vector<int64_t> start, std::vector<int64_t> separator,
-            TokenWriter& train, TokenWriter* validation, BadRows& bad_rows)
-      : tokenizer_(tokenizer),
-        start_(std::move(start)),
-        separator_(std::move(separator)),
-        train_(train),
-        validation_(validation),
-        bad_rows_(bad_rows) {}
-
-  const DocumentLengths& lengths() const { return lengths_; }
-  const RowForms& forms() const { return forms_; }
-  int64_t documents_per_row() const { return documents_per_row_; }
-
-  void add(const EncodedJob& encoded) {
-    size_t ids_begin = 0;
-    for (size_t i = 0; i < encoded.parts.size(); ++i) {
-      const TextPart& part = encoded.job.parts[i];
-      const EncodedJob::EncodedPart& result = encoded.parts[i];
-      const std::string bad = result.bad.empty() ? forms_.add(result.form, part.place) : result.bad;
-      if (!bad.empty()) {
-        bad_rows_.add(bad);
-        ids_begin = result.ids_end;
-        continue;
-      }
-      if (!encoded.token_parts.empty()) {
-        add_row(encoded, ids_begin, i);
-        ids_begin = result.ids_end;
-        continue;
-      }
-      std::string_view text = std::string_view(encoded.job.text).substr(part.begin, part.end - part.begin);
-      if (part.begins_document) {
-        writer_ = result.validation ? validation_ : &train_;
-        if (!start_.empty()) writer_->append(start_);
-        document_tokens_ = static_cast<int64_t>(start_.size());
-      }
-      if (skip_ > 0 || !carried_.empty()) {
-        join(part, text);
-      } else {
-        const auto first = static_cast<int64_t>(ids_begin), last = static_cast<int64_t>(result.ids_end);
-        ids_.assign(encoded.ids.begin() + first, encoded.ids.begin() + last);
-        if (!part.ends_document) keep_rest(text, result.consumed, part.stop);
-      }
-      ids_begin = result.ids_end;
-      if (part.ends_document) ids_.insert(ids_.end(), separator_.begin(), separator_.end());
-      writer_->append(ids_);
-      document_tokens_ += static_cast<int64_t>(ids_.size());
-      if (!part.ends_document) continue;
-      writer_->end_document();
-      lengths_.add(document_tokens_, part.place);
-    }
-  }
-
- private:
-  /// Writes the documents of part `index` of a job, a row that a RowEncoder has encoded.
-  void add_row(const EncodedJob& encoded, size_t ids_begin, size_t index) {
-    const EncodedJob::EncodedPart& result = encoded.parts[index];
-    const RowPlace& place = encoded.job.parts[index].place;
-    writer_ = result.validation ? validation_ : &train_;
-    const auto end = encoded.token_parts.begin() + static_cast<int64_t>(result.ids_end);
-    int64_t documents = 0;
-    for (auto next = encoded.token_parts.begin() + static_cast<int64_t>(ids_begin); next != end;
-         ++documents) {
-      const auto first = next;
-      next = std::find(first + 1, end, TokenPart::kDocumentStart);
-      const auto ids = encoded.ids.begin() + (first - encoded.token_parts.begin());
-      writer_->append({ids, ids + (next - first)}, {first, next});
-      writer_->end_document();
-      lengths_.add(next - first, place);
-    }
-    if (documents_per_row_ == 0) documents_per_row_ = documents;
-    if (documents == documents_per_row_) return;
-    fail(ErrorKind::kData, to_string(place), " is ", documents == 1 ? "one answer" : "a pair of answers",
-         ", but the rows before it are ", documents == 1 ? "pairs of answers" : "single answers",
-         "; write them to an output of their own");
-  }
-
-  void join(const TextPart& part, std::string_view text) {
-    ids_.clear();
-    std::string whole = std::move(carried_);
-    carried_.clear();
-    whole += text.substr(skip_);
-    // The next part begins at this position in `whole`.
-    size_t gained = whole.size() - (text.size() - skip_);
-    size_t stop = part.stop + gained > skip_ ? part.stop + gained - skip_ : 0;
-    size_t behind = skip_ > part.stop + gained ? skip_ - part.stop - gained : 0;
-    skip_ = 0;
-    if (part.ends_document) return tokenizer_.encode(whole, ids_);
-    if (behind > 0) {
-      skip_ = behind;
-      return;
-    }
-    keep_rest(whole, tokenizer_.encode_some(whole, stop, ids_), stop);
-  }
-
-  void keep_rest(std::string_view text, size_t consumed, size_t stop) {
-    if (consumed > stop) {
-      skip_ = consumed - stop;
-    } else {
-      carried_ = text.substr(consumed, stop - consumed);
-    }
-    if (carried_.size() > kMaxCarriedBytes) {
-      fail(ErrorKind::kData, "a text has ", carried_.size(),
-           " bytes without a place where the tokenizer may cut it, beginning with \"",
-           for_message(std::string_view(carried_).substr(0, 40)),
-           "\"; leave the text out, break it into lines, or, if the tokenizer takes each text "
-           "as a whole (as those of SentencePiece, Llama 2, Mistral and T5 do), split it into "
-           "several documents: files, or lines of a .jsonl");
-    }
-  }
-
-  const Tokenizer& tokenizer_;
-  const std::vector<int64_t> start_, separator_;  ///< ids before and after every document
   TokenWriter& train_;
   TokenWriter* validation_;
-  BadRows& bad_rows_;
-  RowForms forms_;
-  DocumentLengths lengths_;
-  int64_t document_tokens_ = 0;  ///< number of tokens of the current document so far
   TokenWriter* writer_ = nullptr;
-  int64_t documents_per_row_ = 0;  ///< number of documents of each row that a RowEncoder has encoded
-  std::vector<int64_t> ids_;
-  std::string carried_;  ///< text of the document before the next part that is not encoded yet
-  size_t skip_ = 0;      ///< number of bytes at the beginning of the next part that are encoded already
 };
 
 int64_t assistant_tokens(const TokenWriter& writer) {
@@ -375,8 +172,9 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
   const std::unique_ptr<RowEncoder> encoder =
       options.make_row_encoder ? options.make_row_encoder(*tokenizer) : nullptr;
   const std::vector<int64_t> separator =
-      encoder ? std::vector<int64_t>{} : separator_ids(options, *tokenizer);
-  const std::vector<int64_t> start = encoder ? std::vector<int64_t>{} : start_ids(options, *tokenizer);
+      encoder ? std::vector<int64_t>{} : separator_ids(options.document_separator, *tokenizer);
+  const std::vector<int64_t> start =
+      encoder ? std::vector<int64_t>{} : start_ids(options.document_start, *tokenizer);
   int64_t vocab_size = tokenizer->vocab_size();
   for (const auto* ids : {&separator, &start}) {
     for (int64_t id : *ids) vocab_size = std::max(vocab_size, id + 1);
@@ -394,11 +192,13 @@ TokenizeReport tokenize(const TokenizeOptions& options) {
   }
   TextJobs jobs(files, options.json_lines, options.json_field, share, *tokenizer, encoder.get());
   BadRows bad_rows(options.skip_bad);
-  Collector collector(*tokenizer, start, separator, train, validation ? &*validation : nullptr, bad_rows);
+  WriterSink sink(train, validation ? &*validation : nullptr);
+  DocumentCollector collector(*tokenizer, start, separator, sink, bad_rows);
   jobs.encode(options.threads, [&](const EncodedJob& encoded) {
     collector.add(encoded);
     if (options.progress && text_bytes > 0)
       options.progress("tokenizing", encoded.job.read_bytes, text_bytes);
+    return true;
   });
 
   if (train.size() == 0 || (validation && validation->size() == 0)) {

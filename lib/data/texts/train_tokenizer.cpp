@@ -11,6 +11,7 @@
 #include "base/util/error.h"
 #include "base/util/extension.h"
 #include "base/util/file.h"
+#include "data/options/text_names.h"
 #include "data/texts/text_input.h"
 #include "data/tokenizers/utf8.h"
 
@@ -92,7 +93,7 @@ class Lines final : public sentencepiece::SentenceIterator {
       std::string row;
       if (rows_->next(row) == 0) return false;
       try {
-        buffer_ += document_of_row(row, rows_->place(), options_.json_field);
+        buffer_ += text_of_row(row, rows_->place(), options_.json_field);
       } catch (const util::Error& error) {
         bad_rows_.add(error.what());
         continue;
@@ -173,7 +174,7 @@ void add_rows_of(const std::string& path, const TrainTokenizerOptions& options, 
   const std::unique_ptr<RowFile> rows = open_rows(path, {options.json_field});
   for (std::string row; const int64_t number = rows->next(row); row.clear()) {
     try {
-      characters.add(document_of_row(row, {path, number}, options.json_field));
+      characters.add(text_of_row(row, {path, number}, options.json_field));
     } catch (const util::Error& error) {
       bad_rows.add(error.what());
     }

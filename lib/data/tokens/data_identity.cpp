@@ -52,7 +52,7 @@ std::string text_of(const json& file, const char* key) {
 
 /// Whether two entries agree in everything but the name.
 bool same_content(const json& a, const json& b) {
-  for (const char* key : {"tokens", "documents", "sampled_xxh3_64"}) {
+  for (const char* key : {"tokens", "documents", "bytes", "sampled_xxh3_64"}) {
     if (text_of(a, key) != text_of(b, key)) return false;
   }
   return true;
@@ -81,10 +81,11 @@ std::optional<std::string> difference(const json& recorded, const json& found) {
     if (i >= before) return concat("file ", i + 1, ", ", name, ", is new");
     if (same_content(recorded[i], found[i])) continue;
     const std::string old_name = text_of(recorded[i], "name");
-    return concat(
-        "file ", i + 1, ", ", name, ", has ", text_of(found[i], "tokens"), " tokens",
-        name == old_name ? " and had " : concat(", but ", old_name, " had "), text_of(recorded[i], "tokens"),
-        text_of(found[i], "tokens") == text_of(recorded[i], "tokens") ? ", but different ones" : "");
+    const char* const unit = found[i].contains("bytes") ? "bytes" : "tokens";
+    return concat("file ", i + 1, ", ", name, ", has ", text_of(found[i], unit), " ", unit,
+                  name == old_name ? " and had " : concat(", but ", old_name, " had "),
+                  text_of(recorded[i], unit),
+                  text_of(found[i], unit) == text_of(recorded[i], unit) ? ", but different ones" : "");
   }
   return std::nullopt;
 }

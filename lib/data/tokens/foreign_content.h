@@ -18,7 +18,8 @@ struct ForeignContent {
 /// Expected content of a text.
 enum class TextKind {
   kPlain,
-  kRows,  ///< JSON, an array or one object per line
+  kRows,    ///< JSON, an array or one object per line
+  kBinary,  ///< an archive or a shard, which is checked by its reader
 };
 
 /// Recognises content that is not the expected text: compressed files, archives, tables, pictures and the

@@ -99,4 +99,30 @@ Mixture::MixedSample Mixture::at(int64_t global_index) const {
   return {.set = set, .index = global_index / kBlock * counts_[set] + rank_of_[slot]};
 }
 
+int64_t Mixture::count_before(size_t set, int64_t global_index) const {
+  const int64_t number = global_index / kBlock, first = number * kBlock,
+                sets = static_cast<int64_t>(counts_.size());
+  const auto set_at = [this](int64_t index) { return set_of_[static_cast<size_t>(order_.sample(index))]; };
+  const int64_t part = (global_index - first) / kCountedPart;
+  int64_t count = number * counts_[set];
+  {
+    const std::lock_guard lock(counted_->mutex);
+    CountedBlock& block = counted_->block;
+    if (block.number != number) {
+      block.number = number;
+      block.counts.clear();
+      std::vector<int32_t> before(counts_.size());
+      for (int64_t index = 0; index < kBlock; ++index) {
+        if (index % kCountedPart == 0) block.counts.insert(block.counts.end(), before.begin(), before.end());
+        ++before[set_at(first + index)];
+      }
+    }
+    count += block.counts[static_cast<size_t>(part * sets) + set];
+  }
+  for (int64_t index = first + part * kCountedPart; index < global_index; ++index) {
+    count += set_at(index) == set ? 1 : 0;
+  }
+  return count;
+}
+
 }  // namespace fsdp::data

@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <vector>
 
 namespace fsdp::data {
@@ -57,11 +59,27 @@ class Mixture {
   /// Number of positions of a set in a block.
   int64_t count(size_t set) const { return counts_[set]; }
 
+  /// Number of positions of a set before one: the index of its sample there, in sets that are read in order.
+  /// Thread-safe.
+  int64_t count_before(size_t set, int64_t global_index) const;
+
  private:
   std::vector<int64_t> counts_;   ///< positions of each set in a block: [set]
   std::vector<uint16_t> set_of_;  ///< [kBlock]
   std::vector<int32_t> rank_of_;  ///< number of earlier positions of the same set: [kBlock]
   SampleOrder order_;             ///< order of the positions in a block
+
+  /// Positions of a block in its order, and the number of earlier ones of each set at every 256th of them.
+  struct CountedBlock {
+    int64_t number = -1;
+    std::vector<int32_t> counts;  ///< [kBlock / kCountedPart, sets]
+  };
+  static constexpr int64_t kCountedPart = 256;
+  struct Counted {
+    std::mutex mutex;
+    CountedBlock block;  ///< of the last block that was asked for
+  };
+  std::unique_ptr<Counted> counted_ = std::make_unique<Counted>();
 };
 
 }  // namespace fsdp::data

@@ -241,6 +241,9 @@ std::unique_ptr<Samples> open_samples(const SamplesRequest& request) {
   if (const OpenSamples& open = datasets().get(request.options.dataset, "data.dataset")) {
     return std::make_unique<ForeignSamples>(open(request), request);
   }
+  if (open_texts()) {
+    if (auto texts = open_texts()(request)) return texts;
+  }
   if (request.options.preference.is_on()) {
     auto pairs = std::make_unique<PreferenceSamples>(expand_patterns(request.entries), request.options,
                                                      request.vocab_size);

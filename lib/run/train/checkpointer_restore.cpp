@@ -326,7 +326,8 @@ void Checkpointer::load_all(const fs::path& folder) {
             : "the averages of the weights in the checkpoint are ignored, because optimizer.ema_decay is 0");
   }
   restored_ = restore_training_record(manifest.training, manifest.step, state_,
-                                      (folder / checkpoint::kManifestName).string());
+                                      (folder / checkpoint::kManifestName).string(),
+                                      /*same_data=*/position.note.empty() && !config_.data.allow_changed);
   if (!position.note.empty()) {
     restored_.samples_seen = position.samples_seen;
     say(position.note, /*warning=*/!position.is_exact);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -74,10 +75,22 @@ void require_tokenizer_fits(const config::Config& config) {
 
 }  // namespace
 
+namespace {
+
+/// Returns the options with the folder of the tokens of texts: that of the machine's user, or the run's.
+data::DataOptions with_cache(const config::Config& config) {
+  data::DataOptions options = config.data;
+  const char* const folder = std::getenv("FSDP_CACHE_DIR");
+  options.cache_folder = folder != nullptr && *folder != '\0' ? folder : config.run.output_dir;
+  return options;
+}
+
+}  // namespace
+
 data::TrainLoader open_training_data(const config::Config& config, const comm::Communicator& communicator) {
   require_tokenizer_fits(config);
-  return data::TrainLoader(config.data, config.model.vocab_size, static_cast<uint64_t>(config.run.seed),
-                           placement(config, communicator));
+  return data::TrainLoader(with_cache(config), config.model.vocab_size,
+                           static_cast<uint64_t>(config.run.seed), placement(config, communicator));
 }
 
 std::shared_ptr<const parallel::CutSequence> cut_sequence(const config::Config& config,
@@ -142,7 +155,7 @@ std::function<void(const at::Tensor&)> marks_whole_inputs(const config::Config& 
 
 data::ValidationLoader open_validation_data(const config::Config& config,
                                             const comm::Communicator& communicator) {
-  data::DataOptions options = config.data;
+  data::DataOptions options = with_cache(config);
   options.teacher = {};  // validations report the cross entropy
   return data::ValidationLoader(options, config.model.vocab_size, config.evaluation.max_samples,
                                 placement(config, communicator));

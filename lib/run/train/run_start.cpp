@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <thread>
 #include <vector>
@@ -233,7 +234,6 @@ std::string banner(const config::Config& config, const ShardedModel& parts, cons
   const int64_t tokens = loader.samples_per_step() * config.data.sequence_length;
   const int64_t samples =
       position.samples_seen + loader.samples_per_step() * (config.training.steps - position.step);
-  const double epochs = static_cast<double>(samples) / static_cast<double>(loader.num_samples());
   const shard::StepFormula step =
       shard::step_formula(engine, {.micro_batches = micro_batches, .no_sync = config.training.no_sync});
   const int64_t sent = step.traffic.payload();  // no unit shifts
@@ -303,13 +303,18 @@ std::string banner(const config::Config& config, const ShardedModel& parts, cons
                    " tokens a step (", row_ranks, " x ", micro_batches, " micro-batches x ",
                    config.data.micro_batch_size, " sequences x ", config.data.sequence_length, " tokens)\n");
   }
-  text += concat("data       ", with_commas(loader.num_tokens()), " tokens; ", config.training.steps,
-                 " steps are ");
-  if (loader.sets().size() == 1) return concat(text, util::fixed(epochs, 2), " epochs");
+  text += "data       ";
+  if (loader.num_tokens() > 0) text += concat(with_commas(loader.num_tokens()), " tokens; ");
+  text += concat(config.training.steps, " steps are ");
   for (size_t set = 0; set < loader.sets().size(); ++set) {
-    const data::TrainLoader::Set& each = loader.sets()[set];
-    const double passes = loader.samples_of(set, samples) / static_cast<double>(each.order.num_samples());
-    text += concat(set == 0 ? "" : ", ", util::fixed(passes, 2), " epochs of ", each.name);
+    const std::string& name = loader.sets()[set].name;
+    const double read = loader.samples_of(set, samples);
+    const auto pass = loader.known_samples(set);
+    text += set == 0 ? "" : ", ";
+    // A text that is tokenized ahead of the step has as many samples as its first pass will show.
+    text += pass ? concat(util::fixed(read / static_cast<double>(*pass), 2), " epochs")
+                 : concat(with_commas(std::llround(read)), " samples of texts");
+    if (!name.empty()) text += concat(pass ? " of " : ": ", name);
   }
   return text;
 }

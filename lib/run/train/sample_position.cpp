@@ -28,6 +28,7 @@ constexpr auto kSettings = std::to_array<Setting>({{"dataset", "data.dataset"},
                                                    {"document_separator", "data.document_separator"},
                                                    {"train_on", "data.train_on"},
                                                    {"shuffle", "data.shuffle", true},
+                                                   {"shuffle_block_size", "data.shuffle_block_size"},
                                                    {"train_weights", "data.train_weights"},
                                                    {"train", "data.train"},
                                                    {"seed", "run.seed"}});
@@ -140,12 +141,17 @@ json sampling_record(const config::Config& config, const data::TrainLoader& load
                  {"train_weights", options.train_weights},
                  {"train", nullptr},
                  {"seed", config.run.seed},
-                 {"samples_per_epoch", loader.num_samples()},
+                 {"shuffle_block_size", nullptr},
+                 {"samples_per_epoch", nullptr},
                  {"tokens", loader.num_tokens()}};
+  if (const auto samples = loader.known_samples()) record["samples_per_epoch"] = *samples;
   // Each set of a mixture is shuffled by a seed that is made from its entry.
   if (!options.train_weights.empty() && options.shuffle) record["train"] = options.train;
   for (const data::TrainLoader::Set& set : loader.sets()) {
     if (const auto separator = set.samples->document_separator()) record["document_separator"] = *separator;
+    if (options.shuffle && set.samples->num_samples() == data::kEndless) {
+      record["shuffle_block_size"] = options.shuffle_block_size;
+    }
   }
   return record;
 }

@@ -139,7 +139,8 @@ TrainingState Trainer::training_state(nlohmann::json data) {
           run_.parts.guard ? &*run_.parts.guard : nullptr,
           validation_->loader() != nullptr ? &validation_->history() : nullptr,
           std::move(data),
-          sampling_record(run_.config, *loader_)};
+          sampling_record(run_.config, *loader_),
+          &*loader_};
 }
 
 nlohmann::json Trainer::memory_record() {

@@ -116,12 +116,17 @@ nlohmann::json training_record(const config::Config& config, const TrainingState
   }
   if (state.guard) record["update_guard"] = state.guard->state();
   if (!state.data.is_null()) record["data"] = state.data;
+  if (state.loader) {
+    nlohmann::json loading = state.loader->state(position.samples_seen);
+    const auto is_null = [](const nlohmann::json& each) { return each.is_null(); };
+    if (!std::ranges::all_of(loading, is_null)) record["loading"] = std::move(loading);
+  }
   if (state.validations) record["validations"] = state.validations->state();
   return record;
 }
 
 RunPosition restore_training_record(const nlohmann::json& record, int64_t step, const TrainingState& state,
-                                    const std::string& where) {
+                                    const std::string& where, bool same_data) {
   RunPosition position{.step = step};
   try {
     position.samples_seen = record.at("samples_seen").get<int64_t>();
@@ -138,6 +143,7 @@ RunPosition restore_training_record(const nlohmann::json& record, int64_t step, 
       losses->at(1).get_to(position.losses);
     }
     restore_step_counts(state.optimizer, record);
+    if (state.loader && same_data && record.contains("loading")) state.loader->resume(record.at("loading"));
     if (state.guard && record.contains("update_guard")) state.guard->set_state(record.at("update_guard"));
     if (state.validations && record.contains("validations")) {
       nlohmann::json validations = record.at("validations");

@@ -28,6 +28,7 @@ struct TrainingState {
   ValidationHistory* validations = nullptr;  ///< null: the run has none
   nlohmann::json data = nullptr;             ///< data_record(), on rank 0; null: neither kept nor compared
   nlohmann::json sampling = nullptr;         ///< sampling_record() (sample_position.h); null: as above
+  data::TrainLoader* loader = nullptr;       ///< null: where reading goes on is not kept
 };
 
 /// How far a run has come.
@@ -47,10 +48,11 @@ struct RunPosition {
 nlohmann::json training_record(const config::Config& config, const TrainingState& state,
                                const RunPosition& position);
 
-/// Restores step counts, loss scale, guard and past validations, and returns the position. Throws
-/// Error(kCheckpoint) for a record that training_record() did not make; `where` begins the message.
+/// Restores step counts, loss scale, guard and past validations, and returns the position. The loader resumes
+/// from the record if `same_data`. Throws Error(kCheckpoint) for a record that training_record() did not
+/// make; `where` begins the message.
 RunPosition restore_training_record(const nlohmann::json& record, int64_t step, const TrainingState& state,
-                                    const std::string& where);
+                                    const std::string& where, bool same_data = true);
 
 /// Returns the identity of a run's data: data::Samples::identity() of training and, if there is any, of
 /// validation.

@@ -322,7 +322,7 @@ constexpr ForeignName kNames[] = {
     {"", "push_to_hub hub_model_id",
      "nothing is uploaded: fsdp-ckpt export writes a folder for Hugging Face's libraries"},
     {"", "streaming hf_dataset dataset_config_name dataset_split dataset_text_field text_column hub_*",
-     "data sets are not streamed from a hub: fsdp-data tokenize turns local texts into the token files of data.train"},
+     "data sets are not streamed from a hub: data.train names local texts, and data.text_column their field"},
     {"", "trust_remote_code",
      "no code of models is run: model.architecture names the families, and run.plugins adds others"},
     {"",

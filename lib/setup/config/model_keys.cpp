@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "data/options/datasets.h"
+#include "data/options/text_names.h"
 #include "model/families/architectures.h"
 #include "model/families/families.h"
 #include "model/families/option_rules.h"
@@ -15,6 +16,16 @@ namespace fsdp::config {
 namespace {
 
 Condition has_adapters() { return is_above_0("lora.rank"); }
+
+/// Entries are judged by their names, since a config may be checked where its data are not.
+Condition reads_texts() {
+  return {.words = "data.train or data.validation names texts",
+          .keys = {"data.train", "data.validation"},
+          .holds = [](Config& config) {
+            return std::ranges::any_of(config.data.train, data::may_be_text) ||
+                   std::ranges::any_of(config.data.validation, data::may_be_text);
+          }};
+}
 
 Constraint a_preset() {
   std::vector<std::string> names = {""};
@@ -178,15 +189,19 @@ std::vector<Key> model_keys() {
 
       {KEY(data, dataset), "kind of data set in train and validation; a plug-in can add others",
        one_of_registered(data::datasets())},
-      {KEY(data, train), "token files, or patterns with *, read as if concatenated", non_empty()},
+      {KEY(data, train),
+       "token files, or texts that are tokenized ahead of the step (also folders and shards of WebDataset and "
+       "MosaicML), or patterns with *, read as if concatenated",
+       non_empty()},
       {KEY(data, train_weights),
        "one number above 0 per entry of train: each entry is then a separate data set, "
        "sampled in this proportion",
        above(0)},
-      {KEY(data, validation), "token files, or patterns with *; empty: no validation"},
+      {KEY(data, validation),
+       "token files or texts, or patterns with *; empty: no validation; texts are tokenized at the start"},
       {KEY(data, tokenizer),
-       "the tokenizer of the token files, to turn tokens into text: bytes, or the path that fsdp-data was "
-       "given",
+       "the tokenizer of the texts or token files: bytes, or the path that fsdp-data was given; for token files, "
+       "batches do not depend on it",
        non_empty()},
       {KEY(data, sequence_length), "tokens per sample", between(1, 1'000'000)},
       {KEY(data, micro_batch_size), "samples per micro-batch and rank", between(1, 100'000)},
@@ -198,8 +213,9 @@ std::vector<Key> model_keys() {
        "mask: attention stays inside documents; split: one document per sample, the rest of the row is "
        "ignored; join: document boundaries are ignored"},
       {KEY(data, document_separator),
-       "token that ends a document, in files without an index of documents; -1: the tokenizer's end of text",
-       between(-1, 4294967295.0), is_not("data.documents", "join")},
+       "token that ends a document, in texts and in token files without an index of documents; -1: the tokenizer's end "
+       "of text",
+       between(-1, 4294967295.0), is_not("data.documents", "join") || reads_texts()},
       {KEY(data, train_on),
        "targets that the loss counts, of conversations that fsdp-data tokenize --chat has written: all tokens, "
        "those of the assistant, or those of its last turn in each conversation"},
@@ -210,6 +226,18 @@ std::vector<Key> model_keys() {
       {KEY(data, prefetch_batches), "batches that a thread prepares ahead of the step; 0: none",
        between(0, 1000)},
       {KEY(data, shuffle), "visit the samples in an order that depends on run.seed"},
+      {KEY(data, shuffle_block_size),
+       "texts: samples, one after another, that are shuffled among each other; the first step waits for their tokens",
+       between(1, 1 << 24), is("data.shuffle", {"true"}) && reads_texts()},
+      {KEY(data, text_column),
+       "texts: field of a JSON line, or column of a table, with the document or its tokens", non_empty(),
+       reads_texts()},
+      {KEY(data, skip_bad), "texts: rows that cannot be used and are left out, at most", at_least(0),
+       reads_texts()},
+      {KEY(data, cache_gib),
+       "texts: GiB of tokens that are kept on the disk of each host, in the folder that FSDP_CACHE_DIR names or in "
+       "run.output_dir",
+       between(1, 1 << 20), reads_texts()},
   });
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "base/util/error.h"
 #include "base/util/text.h"
 #include "comm/options/mesh_shape.h"
+#include "data/options/text_names.h"
 #include "data/tokens/file_patterns.h"
 #include "data/tokens/token_files.h"
 #include "setup/config/model_description.h"
@@ -153,8 +155,17 @@ constexpr const char* kRemedy =
 /// Most tokens that are read.
 constexpr int64_t kReadTokens = 250'000'000;
 
+bool is_text(const std::string& path) {
+  std::error_code error;
+  return data::is_text_name(path) || fs::is_directory(path, error);
+}
+
 /// Whether the model has an embedding for each id of the data.
 Finding check_tokens(const char* subject, const std::vector<std::string>& paths, int64_t vocab_size) {
+  if (const auto text = std::ranges::find_if(paths, is_text); text != paths.end()) {
+    return {FindingVerdict::kOk, subject,
+            concat(*text, " is a text, which the run tokenizes while it reads it"), ""};
+  }
   try {
     const data::TokenFiles files(paths);
     const int64_t largest = data::largest_id(files, kReadTokens);
