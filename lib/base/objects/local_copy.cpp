@@ -108,7 +108,8 @@ class FolderCopy {
   }
 
  private:
-  /// Throws if the name of an object, which a stranger may have chosen, leads out of the folder of the copies.
+  /// Throws if the name of an object, which a stranger may have chosen, leads out of the folder of the
+  /// copies.
   void require_inside(const std::string& object) const {
     const fs::path path = fs::path(object).lexically_normal();
     if (!path.empty() && path.is_relative() && path.begin()->string() != "..") return;

@@ -5,7 +5,9 @@
 #include <thread>
 #include <utility>
 
+#include "base/objects/object_name.h"
 #include "base/util/error.h"
+#include "base/util/extension.h"
 #include "base/util/hash.h"
 #include "base/util/system.h"
 #include "base/util/text.h"
@@ -76,7 +78,9 @@ StreamOptions stream_options(std::vector<std::string> files, const SamplesReques
 
 bool is_text(const std::string& file) {
   std::error_code error;
-  return fs::is_directory(file, error) || is_text_name(file);
+  // A name in a store without an extension is a folder's.
+  const bool is_remote_folder = objects::is_remote(file) && util::extension_of(file).empty();
+  return fs::is_directory(file, error) || is_text_name(file) || is_remote_folder;
 }
 
 /// Opens the entries of a set that are texts; null if none is.

@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <vector>
 
+#include "base/objects/object_file.h"
+#include "base/objects/object_name.h"
 #include "base/util/descriptor.h"
 #include "base/util/error.h"
 #include "base/util/hash.h"
@@ -63,9 +65,34 @@ class LocalBytes final : public ByteSource {
   int64_t size_bytes_ = 0;
 };
 
+/// An object of a store. Reading goes ahead of the reader, since texts are read from front to back.
+class RemoteBytes final : public ByteSource {
+ public:
+  explicit RemoteBytes(const std::string& name) : object_(name) {
+    if (object_.size_bytes() == 0) refuse_text(name, "is empty; leave it out");
+  }
+
+  int64_t size_bytes() const override { return object_.size_bytes(); }
+  std::string version() const override { return concat(object_.size_bytes(), " ", object_.version()); }
+
+  size_t read_at(int64_t offset, size_t bytes, char* to) const override {
+    constexpr int64_t kAhead = int64_t{8} << 20;
+    const auto count = static_cast<int64_t>(bytes);
+    object_.will_read(offset, std::min(count + kAhead, object_.size_bytes() - offset));
+    object_.read_at(offset, count, to);
+    return bytes;
+  }
+
+ private:
+  objects::ObjectFile object_;
+};
+
 }  // namespace
 
-std::unique_ptr<ByteSource> open_bytes(const std::string& path) { return std::make_unique<LocalBytes>(path); }
+std::unique_ptr<ByteSource> open_bytes(const std::string& path) {
+  if (objects::is_remote(path)) return std::make_unique<RemoteBytes>(path);
+  return std::make_unique<LocalBytes>(path);
+}
 
 void refuse_text(const std::string& path, const std::string& reason) {
   fail(ErrorKind::kData, "the text ", path, " ", reason);

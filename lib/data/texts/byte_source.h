@@ -23,7 +23,8 @@ class ByteSource {
   virtual std::string version() const = 0;
 };
 
-/// Opens a file that is not empty. Throws Error(kData) for all failures (refuse_text()).
+/// Opens a file, or an object of a store, that is not empty. Throws Error(kData) for all failures
+/// (refuse_text()).
 std::unique_ptr<ByteSource> open_bytes(const std::string& path);
 
 /// Throws Error(kData) with the message "the text PATH REASON".

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <functional>
 #include <utility>
 
+#include "base/objects/object_name.h"
+#include "base/objects/object_store.h"
 #include "base/util/error.h"
 #include "base/util/log.h"
 #include "base/util/text.h"
@@ -55,13 +58,48 @@ void add_folder(const std::string& folder, std::vector<std::string>& files) {
   files.insert(files.end(), found.begin(), found.end());
 }
 
+/// Whether a name of a data set's file says that it is of the part for training: "train-00000.parquet",
+/// "en/train.jsonl".
+bool is_of_training(std::string_view name) {
+  constexpr std::string_view kTrain = "train", kAround = "-_./";
+  for (size_t at = name.find(kTrain); at != std::string_view::npos; at = name.find(kTrain, at + 1)) {
+    const size_t end = at + kTrain.size();
+    const bool begins = at == 0 || kAround.find(name[at - 1]) != std::string_view::npos;
+    if (begins && (end == name.size() || kAround.find(name[end]) != std::string_view::npos)) return true;
+  }
+  return false;
+}
+
+/// Adds the texts of a folder in a store, sorted. Of a data set on the hub, or another folder with files that
+/// are named for training, those alone are added.
+void add_remote_folder(const std::string& folder, std::vector<std::string>& files) {
+  std::vector<std::string> found;
+  for (const objects::ListedObject& object : objects::object_store(folder).list(folder)) {
+    if (is_text_name(object.name) && object.size_bytes > 0) found.push_back(object.name);
+  }
+  if (found.empty()) {
+    fail(ErrorKind::kData, "the folder ", folder,
+         " has no text in it: no .txt, .jsonl, .parquet, .tar or .mds; correct the name, or name the texts");
+  }
+  const size_t all = found.size();
+  if (std::ranges::any_of(found, is_of_training)) std::erase_if(found, std::not_fn(is_of_training));
+  if (found.size() < all) {
+    util::log_info(
+        concat("of the ", all, " texts in ", folder, ", the ", found.size(), " named train are read"));
+  }
+  std::ranges::sort(found);
+  for (const std::string& name : found) files.push_back(objects::joined(folder, name));
+}
+
 }  // namespace
 
 std::vector<std::string> expand_texts(const std::vector<std::string>& texts) {
   std::vector<std::string> files;
   for (const std::string& path : expand_patterns(texts)) {
     std::error_code error;
-    if (path != kStandardInput && fs::is_directory(path, error)) {
+    if (objects::is_remote(path) && !is_text_name(path) && !objects::scheme_of(path).starts_with("http")) {
+      add_remote_folder(path, files);
+    } else if (path != kStandardInput && fs::is_directory(path, error)) {
       add_folder(path, files);
     } else {
       files.push_back(path);
