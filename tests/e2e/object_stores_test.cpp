@@ -92,6 +92,42 @@ TEST_F(ObjectStores, TrainFromAStoreAsFromADisk) {
   EXPECT_EQ(losses("uncached"), losses("local"));
 }
 
+TEST_F(ObjectStores, ReadTextsOfAStoreAndOfTheHubAsThoseOfADisk) {
+  fs::create_directories(folder_ / "files/bucket/texts");
+  fs::create_directories(folder_ / "files/hub/datasets/owner/set/data");
+  for (const char* name : {"a.jsonl", "b.jsonl"}) {
+    std::ofstream bucket(folder_ / "files/bucket/texts" / name),
+        hub(folder_ / "files/hub/datasets/owner/set/data" / (std::string("train-") + name));
+    for (int i = 0; i < 300; ++i) {
+      const std::string row = "{\"text\": \"document " + std::to_string(i) + " of " + name + "\"}\n";
+      bucket << row;
+      hub << row;
+    }
+  }
+  std::ofstream(folder_ / "files/hub/datasets/owner/set/data/test-a.jsonl")
+      << "{\"text\": \"not for training\"}\n";
+  server_ = std::make_unique<testing::ObjectServer>((folder_ / "files").string());
+  const auto losses_of = [&](const std::string& name, const std::string& texts) {
+    const auto result = train(name, 2,
+                              {"data.train=[\"" + texts + "\"]", "data.shuffle=true", "model.vocab_size=257",
+                               "data.tokenizer=bytes", "training.steps=12"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return losses(name);
+  };
+  const std::vector<double> local = losses_of("local", (folder_ / "files/bucket/texts").string());
+  EXPECT_EQ(local.size(), 12u);
+  EXPECT_EQ(losses_of("bucket", "s3://bucket/texts"), local);
+  EXPECT_EQ(losses_of("pattern", "s3://bucket/texts/*.jsonl"), local);
+  EXPECT_EQ(losses_of("hub", "hf://datasets/owner/set"), local);
+  const auto tokenized = run({program("fsdp-data"), "tokenize", "s3://bucket/texts", "--tokenizer", "bytes",
+                              "--output", (folder_ / "remote.bin").string()});
+  EXPECT_EQ(tokenized.exit_code, 0) << tokenized.err;
+  const auto here = run({program("fsdp-data"), "tokenize", (folder_ / "files/bucket/texts").string(),
+                         "--tokenizer", "bytes", "--output", (folder_ / "here.bin").string()});
+  EXPECT_EQ(here.exit_code, 0) << here.err;
+  EXPECT_EQ(util::read_file(folder_ / "remote.bin"), util::read_file(folder_ / "here.bin"));
+}
+
 TEST_F(ObjectStores, TrainThroughFaults) {
   ASSERT_EQ(train("local", 2, {local_data(), "data.shuffle=true", "training.steps=30"}).exit_code, 0);
   server_->set({{"faults", {"503", "cut", "reset"}}, {"fault_share", 0.4}, {"seed", 5}});
