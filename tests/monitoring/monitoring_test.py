@@ -227,17 +227,21 @@ class AFinishedRun(unittest.TestCase):
         done = self.follow("wandb", WANDB_MODE="offline", WANDB_SILENT="true")
         self.assertEqual(done.returncode, 0, done.stderr)
         records = self.read_back("""
-import glob, json
+import glob, json, struct
 from wandb.proto.wandb_internal_pb2 import Record
-from wandb.sdk.internal.datastore import DataStore
-store, lines, config = DataStore(), [], {}
-store.open_for_scan(glob.glob("wandb/offline-run-*/*.wandb")[0])
-while (data := store.scan_data()) is not None:
-    record = Record.FromString(data)
-    if record.WhichOneof("record_type") == "history":
-        lines.append({(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item})
-    elif record.WhichOneof("record_type") == "run":
-        config.update({item.key: json.loads(item.value_json) for item in record.run.config.update})
+data, at, part, lines, config = open(glob.glob("wandb/offline-run-*/*.wandb")[0], "rb").read(), 7, b"", [], {}
+while at + 7 <= len(data):  # LevelDB's log: blocks of 32 KiB, records of checksum, length and kind
+    if 32768 - at % 32768 < 7:
+        at += 32768 - at % 32768
+        continue
+    length, kind = struct.unpack("<HB", data[at + 4:at + 7])
+    part, at = part + data[at + 7:at + 7 + length], at + 7 + length
+    if kind in (1, 4):  # whole, or the last part
+        record, part = Record.FromString(part), b""
+        if record.WhichOneof("record_type") == "history":
+            lines.append({(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item})
+        elif record.WhichOneof("record_type") == "run":
+            config.update({item.key: json.loads(item.value_json) for item in record.run.config.update})
 print(json.dumps([lines, config]))
 """)
         lines = [{key: value for key, value in line.items() if not key.startswith("_")} for line in records[0]]

@@ -1,5 +1,6 @@
 #include "run/train/run_exporter.h"
 
+#include <exception>
 #include <filesystem>
 #include <string>
 #include <system_error>
@@ -62,7 +63,11 @@ RunExporter::RunExporter(const Sources& sources, int local_rank) : from_(sources
 }
 
 RunExporter::~RunExporter() {
-  update();
+  try {
+    update();
+  } catch (const std::exception&) {
+    // The memory of a GPU that has failed is unknown.
+  }
   const bool goes_on_elsewhere =
       file_ != nullptr && figures_.shared->is_running && from_.run.hooks.membership.has_value();
   file_.reset();

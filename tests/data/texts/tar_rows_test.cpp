@@ -69,7 +69,7 @@ std::string error_of(const std::string& path, const std::vector<std::string>& co
   return "no error";
 }
 
-using Found = std::vector<std::string>;
+using FoundMembers = std::vector<std::string>;
 
 TEST(TarRows, JoinsTheMembersOfASample) {
   const TemporaryFolder folder;
@@ -77,13 +77,13 @@ TEST(TarRows, JoinsTheMembersOfASample) {
                               member("d/a.cls", "3") + member("d/b.json", R"({"text": "Two", "n": 2})") +
                               member("d/b.jpg", "\xff\xd8") + member("d/.hidden", "x") +
                               member("README", "x") + member("e/b.TXT", "Three") + kTarEnd;
-  const Found texts = {R"({"text":"One \"1\"\u000a"})", R"({"text":"Two"})", R"({"text":"Three"})"};
+  const FoundMembers texts = {R"({"text":"One \"1\"\u000a"})", R"({"text":"Two"})", R"({"text":"Three"})"};
   EXPECT_EQ(samples_of(folder.write("a.tar", archive), {"text"}), texts);
   EXPECT_EQ(samples_of(folder.write("a.tar.gz", gzip(archive)), {"text"}), texts);
   EXPECT_EQ(samples_of(folder.write("a.tgz", gzip(archive)), {"text"}), texts);
   EXPECT_EQ(samples_of(folder.write("a.tar.zst", zstd(archive)), {"text"}), texts);
   EXPECT_EQ(samples_of(folder / "a.tar", {"n", "cls"}),
-            (Found{R"({"cls":"3"})", R"({"n":2})", R"({"txt":null})"}));
+            (FoundMembers{R"({"cls":"3"})", R"({"n":2})", R"({"txt":null})"}));
 }
 
 TEST(TarRows, ReadsArraysOfNumpyAsTokens) {
@@ -94,7 +94,7 @@ TEST(TarRows, ReadsArraysOfNumpyAsTokens) {
       member("b.tokens.npy", npy("<i4", "1,", data.substr(0, 2) + std::string(2, '\0'))) +
       member("c.tokens.npy", npy("|u1", "4,", data)) + kTarEnd;
   EXPECT_EQ(samples_of(folder.write("a.tar", archive), {"tokens"}),
-            (Found{R"({"tokens":[1,65535]})", R"({"tokens":[1]})", R"({"tokens":[1,0,255,255]})"}));
+            (FoundMembers{R"({"tokens":[1,65535]})", R"({"tokens":[1]})", R"({"tokens":[1,0,255,255]})"}));
   for (const std::string& wrong : {npy("<f4", "1,", data), npy("<u2", "1, 2", data), npy("<u2", "", data),
                                    std::string("no array at all"), npy("<u2", "2,", data).substr(0, 40)}) {
     const std::string path = folder.write("wrong.tar", member("a.npy", wrong) + kTarEnd);
@@ -111,12 +111,12 @@ TEST(TarRows, ReadsLongNames) {
   const std::string archive = member("././@LongLink", name + '\0', 'L') + member(name, "gnu") +
                               member("PaxHeader", length + " " + record, 'x') + member("short", "pax") +
                               kTarEnd;
-  EXPECT_EQ(samples_of(folder.write("a.tar", archive), {"text"}), (Found{R"({"text":"pax"})"}))
+  EXPECT_EQ(samples_of(folder.write("a.tar", archive), {"text"}), (FoundMembers{R"({"text":"pax"})"}))
       << "members with one key are one sample";
   EXPECT_EQ(samples_of(folder.write("b.tar", member("././@LongLink", name + '\0', 'L') + member(name, "gnu") +
                                                  kTarEnd),
                        {"text"}),
-            (Found{R"({"text":"gnu"})"}));
+            (FoundMembers{R"({"text":"gnu"})"}));
 }
 
 TEST(TarRows, RefusesArchivesThatAreDamagedOrCutShort) {

@@ -3,6 +3,7 @@
 #include "base/util/file.h"
 #include "base/util/log.h"
 #include "data/compressed_fixtures.h"
+#include "data/options/text_names.h"
 #include "data/texts/rows.h"
 #include "data/token_fixtures.h"
 #include "support/resident_memory.h"
