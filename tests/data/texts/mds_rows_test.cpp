@@ -10,7 +10,7 @@ namespace fsdp::data {
 namespace {
 
 using fsdp::testing::TemporaryFolder;
-using FoundShards = std::vector<std::string>;
+using ListedShards = std::vector<std::string>;
 
 std::string number(uint32_t value) {
   std::string bytes;
@@ -31,21 +31,21 @@ std::string shard(const nlohmann::json& config, const std::vector<std::string>& 
   return bytes + header + content;
 }
 
-nlohmann::json config_of(const FoundShards& names, const FoundShards& encodings, const nlohmann::json& sizes) {
+nlohmann::json config_of(const ListedShards& names, const ListedShards& encodings, const nlohmann::json& sizes) {
   return {
       {"column_names", names}, {"column_encodings", encodings}, {"column_sizes", sizes}, {"format", "mds"}};
 }
 
 const std::string kNumbers("\x01\x00\xff\xff", 4);
 
-FoundShards rows_of_shard(const std::string& path, const FoundShards& columns) {
+ListedShards rows_of_shard(const std::string& path, const ListedShards& columns) {
   const auto rows = open_rows(path, columns);
-  FoundShards found;
+  ListedShards found;
   for (std::string row; rows->next(row) != 0; row.clear()) found.push_back(row);
   return found;
 }
 
-std::string shard_error(const std::string& path, const FoundShards& columns = {"text"}) {
+std::string shard_error(const std::string& path, const ListedShards& columns = {"text"}) {
   try {
     rows_of_shard(path, columns);
   } catch (const util::Error& error) {
@@ -62,7 +62,7 @@ TEST(MdsRows, ReadsTheColumnsOfEachSample) {
       config_of({"f", "text", "z"}, {"float64", "str", "str"}, {8, nullptr, nullptr});
   const std::string bytes = shard(config, {number(5) + number(1) + "12345678" + "Hello" + "x",
                                            number(1) + number(0) + "12345678" + "\""});
-  const FoundShards expected = {R"({"text":"Hello"})", R"({"text":"\""})"};
+  const ListedShards expected = {R"({"text":"Hello"})", R"({"text":"\""})"};
   EXPECT_EQ(rows_of_shard(folder.write("a.mds", bytes), {"text"}), expected);
   EXPECT_EQ(rows_of_shard(folder.write("a.mds.zstd", zstd(bytes)), {"text"}), expected);
   EXPECT_EQ(rows_of_shard(folder.write("a.mds.gz", gzip(bytes)), {"text"}), expected);
@@ -150,7 +150,7 @@ TEST(MdsRows, OfAFolderAreThoseOfItsIndex) {
                             entry("shard.00001.mds", nullptr)}}};
   folder.write("index.json", index.dump());
   EXPECT_EQ(expand_texts({folder.path()}),
-            (FoundShards{folder / "shard.00000.mds.zstd", folder / "shard.00001.mds"}));
+            (ListedShards{folder / "shard.00000.mds.zstd", folder / "shard.00001.mds"}));
   const auto error = [&] {
     folder.write("index.json", index.dump());
     try {
