@@ -344,7 +344,9 @@ cli::Page page() {
            {"a live view of a run in a terminal", "fsdp-train watch checkpoints/run"},
            {"the curves and settings of a run as an HTML page", "fsdp-train report checkpoints/run"},
            {"the curves of two runs, and what differs in their configs",
-            "fsdp-train report checkpoints/run-1 checkpoints/run-2 --output comparison.html"}},
+            "fsdp-train report checkpoints/run-1 checkpoints/run-2 --output comparison.html"},
+           {"whether the second of two runs is better, beyond noise",
+            "fsdp-train compare checkpoints/run-1 checkpoints/run-2"}},
       .words = apps::config_words(),
       .answer_to_foreign_word = config::foreign_flag_answer};
 }

@@ -21,6 +21,7 @@
 #include "setup/translate/translate.h"
 #include "tools/doctor/calibrate.h"
 #include "tools/doctor/doctor.h"
+#include "tools/report/compare.h"
 
 namespace fsdp::apps {
 namespace {
@@ -188,12 +189,44 @@ void add_keys(CLI::App& app, std::function<int()>& run) {
   });
 }
 
+struct CompareArguments {
+  std::string first, second;
+  bool json = false;
+};
+
+void add_compare(CLI::App& app, std::function<int()>& run) {
+  CLI::App* command = app.add_subcommand(
+      "compare",
+      "print which differences of two runs are larger than noise: losses at the steps that both have logged, "
+      "speed and memory, with the keys that differ and what makes the comparison unfair. The exit code is 0 "
+      "whatever the verdict");
+  auto arguments = std::make_shared<CompareArguments>();
+  command->add_option("RUN1", arguments->first, "folder of the run that is compared with")
+      ->required()
+      ->check(cli::not_empty());
+  command->add_option("RUN2", arguments->second, "folder of the run that the verdict is about")
+      ->required()
+      ->check(cli::not_empty());
+  command->add_flag("--json", arguments->json, "print one JSON object instead of text");
+  command->callback([arguments, &run] {
+    run = [arguments] {
+      return cli::run_command([&] {
+        const report::Comparison comparison =
+            report::compare_runs(report::read_run(arguments->first), report::read_run(arguments->second));
+        cli::print(arguments->json ? comparison_json(comparison) : comparison_text(comparison));
+        return 0;
+      });
+    };
+  });
+}
+
 }  // namespace
 
 void add_train_commands(CLI::App& app, std::function<int()>& run) {
   add_init(app, run);
   add_keys(app, run);
   add_doctor(app, run);
+  add_compare(app, run);
 }
 
 }  // namespace fsdp::apps

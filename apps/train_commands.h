@@ -7,8 +7,8 @@
 
 namespace fsdp::apps {
 
-/// Adds `init`, `keys` and `doctor` to the command line. The command that is given sets `run`, which returns
-/// the exit code.
+/// Adds `init`, `keys`, `doctor` and `compare` to the command line. The command that is given sets `run`,
+/// which returns the exit code.
 void add_train_commands(CLI::App& app, std::function<int()>& run);
 
 }  // namespace fsdp::apps

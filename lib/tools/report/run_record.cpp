@@ -45,6 +45,10 @@ bool add_metrics(const std::string& line, RunRecord& run) {
   const auto object = parse_metrics(line);
   if (!object) return false;
   const double x = object->at("step").get<double>();
+  if (const auto loss = object->find("loss"); loss != object->end()) {
+    // JSON has no NaN, for which null is written.
+    if (!loss->is_number() || !std::isfinite(loss->get<double>())) ++run.nonfinite_losses;
+  }
   for (const auto& [name, value] : object->items()) {
     if (!value.is_number() || name == "step") continue;
     const double y = value.get<double>();

@@ -33,6 +33,7 @@ struct RunRecord {
   /// The finite values of each number of metrics.jsonl, sorted by step.
   std::map<std::string, std::vector<CurvePoint>> series;
   std::map<double, std::string> slow_hosts;  ///< hosts of the ranks that metrics.jsonl names as slow
+  int64_t nonfinite_losses = 0;              ///< number of lines of steps whose loss is not finite
   /// Number of lines of metrics.jsonl that are torn or were not written by fsdp-train.
   int64_t skipped_lines = 0;
   std::string config;  ///< content of config.toml; empty if there is none
