@@ -190,7 +190,8 @@ int train(const config::Config& config, const comm::LaunchEnvironment& environme
 void explain(const config::Config& config, const comm::LaunchEnvironment& environment,
              const train::ExplainOptions& options) {
   auto communicator = connect(config, environment);
-  cli::print(cli::with_flags(train::explain_step(config, communicator, options)));
+  const std::string text = train::explain_step(config, communicator, options);
+  cli::print(options.json ? text : cli::with_flags(text));
 }
 
 /// Records the phases that are over when main() begins.
@@ -212,10 +213,10 @@ void profile_start(const config::Config& config, const comm::LaunchEnvironment& 
 }
 
 void evaluate(const config::Config& config, const comm::LaunchEnvironment& environment,
-              const std::string& weights) {
+              const std::string& weights, bool json) {
   auto communicator = connect(config, environment);
   const train::Evaluation evaluation = train::evaluate(config, communicator, weights);
-  if (environment.rank == 0) cli::print(train::evaluation_text(evaluation));
+  if (environment.rank == 0) cli::print(json ? evaluation_json(evaluation) : evaluation_text(evaluation));
 }
 
 void write_references(const config::Config& config, const comm::LaunchEnvironment& environment) {
@@ -269,7 +270,11 @@ int run(const Arguments& arguments) {
     return 0;
   }
   if (!arguments.watch.empty()) {
-    report::watch(arguments.watch);
+    if (arguments.planning.json) {
+      cli::print(report::watch_json(arguments.watch));
+    } else {
+      report::watch(arguments.watch);
+    }
     return 0;
   }
   comm::LaunchEnvironment environment = comm::read_launch_environment();
@@ -281,7 +286,9 @@ int run(const Arguments& arguments) {
       for (const std::string& warning : traced.warnings) util::log_warning(warning);
     }
     if (arguments.print_config) {
-      if (environment.rank == 0) cli::print(config::to_toml(traced));
+      if (environment.rank == 0) {
+        cli::print(arguments.planning.json ? config_json(traced) : to_toml(traced));
+      }
       return 0;
     }
     config = traced.config;
@@ -297,13 +304,16 @@ int run(const Arguments& arguments) {
   if (comm::is_over_mpi(config.comm.backend)) environment = comm::launch_environment(config.comm);
   try {
     if (arguments.explain_step) {
-      explain(config, environment, {.all_units = arguments.all_units, .timeline = arguments.timeline});
+      explain(config, environment,
+              {.all_units = arguments.all_units,
+               .timeline = arguments.timeline,
+               .json = arguments.planning.json});
     } else if (arguments.profile_start) {
       profile_start(config, environment, arguments.planning.json);
     } else if (arguments.reference_log_probs) {
       write_references(config, environment);
     } else if (!arguments.evaluate.empty()) {
-      evaluate(config, environment, arguments.evaluate);
+      evaluate(config, environment, arguments.evaluate, arguments.planning.json);
     } else {
       std::string resume_command = arguments.command;
       if (config.checkpoint.resume != "auto") resume_command += " checkpoint.resume=auto";

@@ -126,7 +126,7 @@ void add_init(CLI::App& app, std::function<int()>& run) {
 struct DoctorArguments {
   doctor::ExaminedRun subject;
   std::string calibration;  ///< file to write; empty: the machine is examined instead
-  bool links_only = false;
+  bool links_only = false, json = false;
 };
 
 /// Loads the subject's config. If none is named, the first override is in its place.
@@ -172,11 +172,13 @@ void add_doctor(CLI::App& app, std::function<int()>& run) {
           "--links-only", arguments->links_only,
           "with --calibrate: add links between ranks to the file, whose compute stays; ranks may then be more than cores")
       ->needs(calibration);
+  command->add_flag("--json", arguments->json, "print one JSON object instead of text")
+      ->excludes(calibration);
   command->callback([arguments, &run] {
     run = [arguments] {
       if (!arguments->calibration.empty()) return cli::run_command([&] { return calibrate(*arguments); });
       const std::vector<doctor::Finding> findings = doctor::examine(arguments->subject);
-      cli::print(doctor::report_text(findings));
+      cli::print(arguments->json ? report_json(findings) : report_text(findings));
       return doctor::exit_code(findings);
     };
   });
@@ -184,8 +186,15 @@ void add_doctor(CLI::App& app, std::function<int()>& run) {
 
 void add_keys(CLI::App& app, std::function<int()>& run) {
   CLI::App* command = app.add_subcommand("keys", "print every key of the config as a page of Markdown");
-  command->callback([&run] {
-    run = [] { return cli::run_command([] { return cli::print(config::key_reference_markdown()), 0; }); };
+  auto json = std::make_shared<bool>(false);
+  command->add_flag("--json", *json, "print one JSON object instead");
+  command->callback([json, &run] {
+    run = [json] {
+      return cli::run_command([&] {
+        cli::print(*json ? config::key_reference_json() : config::key_reference_markdown());
+        return 0;
+      });
+    };
   });
 }
 

@@ -119,11 +119,21 @@ void check_that_a_config_is_named(const CLI::App& app, const std::string& word) 
              "); found ", util::shell_word(word), ", which is neither; did you mean ", command, "?");
 }
 
+void add_json(CLI::App& command, TrainArguments& arguments) {
+  command.add_flag("--json", arguments.planning.json, "print one JSON object instead of text");
+}
+
+/// Whether an action other than a plan, given as an option, can print JSON.
+bool prints_json(const TrainArguments& arguments) {
+  return arguments.profile_start || arguments.explain_step || arguments.print_config ||
+         !arguments.evaluate.empty() || !arguments.watch.empty();
+}
+
 /// Refuses options of a plan without --plan or --dry-run.
 void check_plan_options(const CLI::App& app, const TrainArguments& arguments) {
   if (arguments.plan || arguments.dry_run) return;
   for (const std::string& name : plan_option_names()) {
-    if (app.count(name) == 0 || (arguments.profile_start && name == "--json")) continue;
+    if (app.count(name) == 0 || (name == "--json" && prints_json(arguments))) continue;
     util::fail(ErrorKind::kUsage, name, ": expected --plan or --dry-run as well; found neither; add one");
   }
 }
@@ -172,6 +182,9 @@ void add_train_options(CLI::App& app, TrainArguments& arguments) {
   plan->excludes(dry_run)->excludes(references);
   dry_run->excludes(references);
   add_plan_options(app, arguments.planning, "with --plan or --dry-run: ");
+  app.get_option("--json")->description(
+      "with --plan, --dry-run, --explain-step, --profile-start, --evaluate, --watch or --print-config: print one "
+      "JSON object instead of text");
   for (const char* other :
        {"--print-config", "--explain-step", "--evaluate", "--report", "--watch", "--plan", "--dry-run"}) {
     profile->excludes(app.get_option(other));
@@ -189,22 +202,25 @@ void add_train_actions(CLI::App& app, TrainArguments& arguments) {
   CLI::App* explain = add_action(app, arguments, "explain-step", kAboutExplain);
   explain->add_flag("--all-units", arguments.all_units, "every event of every unit");
   explain->add_option("--timeline", arguments.timeline, kAboutTimeline)->check(cli::not_empty());
+  add_json(*explain, arguments);
   explain->callback([&arguments] { arguments.explain_step = true; });
 
   CLI::App* profile = add_action(app, arguments, "profile-start", kAboutProfile);
-  profile->add_flag("--json", arguments.planning.json, "print one JSON object instead of text");
+  add_json(*profile, arguments);
   profile->callback([&arguments] { arguments.profile_start = true; });
 
   CLI::App* references = add_action(app, arguments, "reference-log-probs", kAboutReferences);
   references->callback([&arguments] { arguments.reference_log_probs = true; });
 
   CLI::App* print = add_action(app, arguments, "print-config", kAboutPrint);
+  add_json(*print, arguments);
   print->callback([&arguments] { arguments.print_config = true; });
 
   CLI::App* evaluate = app.add_subcommand("evaluate", kAboutEvaluate);
   add_config(*evaluate, arguments);
   evaluate->add_option("weights", arguments.evaluate, "weights")->check(cli::not_empty());
   add_overrides(*evaluate, arguments);
+  add_json(*evaluate, arguments);
   add_plugin_option(*evaluate, arguments.plugins, "");
 
   CLI::App* report = app.add_subcommand("report", kAboutReport);
@@ -213,6 +229,7 @@ void add_train_actions(CLI::App& app, TrainArguments& arguments) {
 
   CLI::App* watch = app.add_subcommand("watch", kAboutWatch);
   watch->add_option("run", arguments.watch, "the folder of a run")->check(cli::not_empty());
+  watch->add_flag("--json", arguments.planning.json, "print the state once, as one JSON object");
 }
 
 void check_train_words(const CLI::App& app, const TrainArguments& arguments) {

@@ -26,7 +26,7 @@ struct TrainArguments {
   std::vector<std::string> report;  ///< folders of the runs to report
   std::string report_output;        ///< file of the report; empty: the default
   std::string watch;                ///< folder of the run to watch; empty: none
-  PlanArguments planning;           ///< options of a plan and a dry run
+  PlanArguments planning;           ///< options of a plan and a dry run; --json is one of all actions
 
   /// Whether the program only reads folders of runs, which needs no config.
   bool looks_at_runs() const { return !report.empty() || !watch.empty(); }

@@ -15,6 +15,7 @@
 #include "comm/api/mesh.h"
 #include "model/kernels/sample_sums.h"
 #include "model/nn/loss.h"
+#include "run/train/metrics.h"
 #include "run/train/run_parts.h"
 #include "setup/config/checks.h"
 
@@ -202,6 +203,18 @@ std::string evaluation_text(const Evaluation& evaluation) {
   std::string text = evaluation.validation ? validation_text(*evaluation.validation) + "\n" : "";
   for (const TaskResult& result : evaluation.tasks) text += task_text(result) + "\n";
   return text;
+}
+
+std::string evaluation_json(const Evaluation& evaluation) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  if (evaluation.validation) {
+    json = validation_line(/*step=*/0, *evaluation.validation);
+    json.erase("step");
+    json["validation_samples"] = evaluation.validation->samples;
+    json["validation_tokens"] = evaluation.validation->tokens;
+  }
+  json.update(task_numbers(evaluation.tasks));
+  return json.dump(2) + "\n";
 }
 
 Evaluation evaluate(const config::Config& given, std::shared_ptr<comm::Communicator> communicator,

@@ -71,6 +71,8 @@ struct Evaluation {
 };
 /// Returns a line for each.
 std::string evaluation_text(const Evaluation& evaluation);
+/// Returns one JSON object with the names of metrics.jsonl (docs/schemas/fsdp-train-evaluate.json).
+std::string evaluation_json(const Evaluation& evaluation);
 
 /// Validates the weights of a checkpoint, a run's newest checkpoint, a safetensors file or a Hugging Face
 /// folder on data.validation and evaluation.tasks, sharded as the config says. Makes no optimizer and writes

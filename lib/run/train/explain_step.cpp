@@ -1,6 +1,7 @@
 #include "run/train/explain_step.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/util/error.h"
@@ -93,22 +94,33 @@ std::string verdict(int64_t formula, int64_t counted, bool bound) {
   return counted == formula ? "equal" : concat(counted > formula ? "+" : "", with_commas(counted - formula));
 }
 
-std::string row(const std::string& name, int64_t formula, int64_t counted, bool bound = false) {
-  return util::printed("%-34s %18s %18s  %s\n", name.c_str(), with_commas(formula).c_str(),
-                       with_commas(counted).c_str(), verdict(formula, counted, bound).c_str());
+/// A number of the formula beside its measurement.
+struct FormulaRow {
+  std::string name;
+  int64_t formula = 0, counted = 0;
+  bool is_bound = false;  ///< whether the formula is an upper bound
+};
+using FormulaRows = std::vector<FormulaRow>;
+
+constexpr const char* kBytesOfRowBefore = "  bytes";
+
+std::string text_of_row(const FormulaRow& row) {
+  return util::printed("%-34s %18s %18s  %s\n", row.name.c_str(), with_commas(row.formula).c_str(),
+                       with_commas(row.counted).c_str(),
+                       verdict(row.formula, row.counted, row.is_bound).c_str());
 }
 
 /// Returns rows of the collectives that do not belong to passes of units. `whose`: "attention", over
 /// mesh.context, "layers", over mesh.model, or "the update".
-std::string collective_rows(const std::string& whose, const shard::Traffic& formula,
+FormulaRows collective_rows(const std::string& whose, const shard::Traffic& formula,
                             const shard::Traffic& counted) {
-  std::string text;
+  FormulaRows rows;
   for (const auto& [op, name, number, bytes] : shard::kTrafficKinds) {
     if (formula.*number == 0 && counted.*number == 0) continue;
-    text += concat(row(concat(name, " of ", whose), formula.*number, counted.*number),
-                   row("  bytes", formula.*bytes, counted.*bytes));
+    rows.push_back({concat(name, " of ", whose), formula.*number, counted.*number});
+    rows.push_back({kBytesOfRowBefore, formula.*bytes, counted.*bytes});
   }
-  return text;
+  return rows;
 }
 
 /// Compares the formula with the counts.
@@ -116,36 +128,43 @@ struct OtherTraffic {
   shard::Traffic attention, layers, optimizer;
 };
 
-std::string table(const shard::StepFormula& formula, const OtherTraffic& other, const Counted& counted) {
+FormulaRows formula_rows(const shard::StepFormula& formula, const OtherTraffic& other,
+                         const Counted& counted) {
   const shard::Traffic &f = formula.traffic, &forward = counted.forward, &backward = counted.backward;
   const shard::Traffic &between = formula.between_slices, &slices_counted = counted.between_slices;
-  std::string slices;
+  FormulaRows rows = {
+      {"all-gathers in forward", formula.forward_all_gathers, forward.all_gathers},
+      {kBytesOfRowBefore, formula.forward_all_gather_bytes, forward.all_gather_bytes},
+      {"all-gathers in backward", formula.backward_all_gathers, backward.all_gathers},
+      {kBytesOfRowBefore, formula.backward_all_gather_bytes, backward.all_gather_bytes},
+      {"reduce-scatters of gradients", f.reduce_scatters - between.reduce_scatters, backward.reduce_scatters},
+      {kBytesOfRowBefore, f.reduce_scatter_bytes - between.reduce_scatter_bytes,
+       backward.reduce_scatter_bytes},
+      {"all-reduces of gradients", f.all_reduces, backward.all_reduces},
+      {kBytesOfRowBefore, f.all_reduce_bytes, backward.all_reduce_bytes}};
   if (between.all_gathers > 0) {
-    slices =
-        concat(row("all-gathers between slices", between.all_gathers, slices_counted.all_gathers),
-               row("  bytes", between.all_gather_bytes, slices_counted.all_gather_bytes),
-               row("reduce-scatters between slices", between.reduce_scatters, slices_counted.reduce_scatters),
-               row("  bytes", between.reduce_scatter_bytes, slices_counted.reduce_scatter_bytes));
+    rows.insert(rows.end(),
+                {{"all-gathers between slices", between.all_gathers, slices_counted.all_gathers},
+                 {kBytesOfRowBefore, between.all_gather_bytes, slices_counted.all_gather_bytes},
+                 {"reduce-scatters between slices", between.reduce_scatters, slices_counted.reduce_scatters},
+                 {kBytesOfRowBefore, between.reduce_scatter_bytes, slices_counted.reduce_scatter_bytes}});
   }
   if (formula.source_bytes > 0) {
-    slices += row("bytes of copies that gathers send", formula.source_bytes, counted.source_bytes);
+    rows.push_back({"bytes of copies that gathers send", formula.source_bytes, counted.source_bytes});
   }
-  std::string text = concat(
-      util::printed("%-34s %18s %18s\n", "rank 0 in this step", "formula", "measured"),
-      row("all-gathers in forward", formula.forward_all_gathers, forward.all_gathers),
-      row("  bytes", formula.forward_all_gather_bytes, forward.all_gather_bytes),
-      row("all-gathers in backward", formula.backward_all_gathers, backward.all_gathers),
-      row("  bytes", formula.backward_all_gather_bytes, backward.all_gather_bytes),
-      row("reduce-scatters of gradients", f.reduce_scatters - between.reduce_scatters,
-          backward.reduce_scatters),
-      row("  bytes", f.reduce_scatter_bytes - between.reduce_scatter_bytes, backward.reduce_scatter_bytes),
-      row("all-reduces of gradients", f.all_reduces, backward.all_reduces),
-      row("  bytes", f.all_reduce_bytes, backward.all_reduce_bytes), slices,
-      collective_rows("attention", other.attention, counted.attention),
-      collective_rows("layers", other.layers, counted.layers),
-      collective_rows("the update", other.optimizer, counted.optimizer),
-      row("shard bytes", formula.shard_bytes, counted.shard_bytes),
-      row("peak live bytes, at most", formula.unsharded_bytes, counted.unsharded_bytes, true));
+  for (const FormulaRows& others : {collective_rows("attention", other.attention, counted.attention),
+                                    collective_rows("layers", other.layers, counted.layers),
+                                    collective_rows("the update", other.optimizer, counted.optimizer)}) {
+    rows.insert(rows.end(), others.begin(), others.end());
+  }
+  rows.push_back({"shard bytes", formula.shard_bytes, counted.shard_bytes});
+  rows.push_back({"peak live bytes, at most", formula.unsharded_bytes, counted.unsharded_bytes, true});
+  return rows;
+}
+
+std::string table(const FormulaRows& rows, const shard::StepFormula& formula) {
+  std::string text = util::printed("%-34s %18s %18s\n", "rank 0 in this step", "formula", "measured");
+  for (const FormulaRow& row : rows) text += text_of_row(row);
   // The estimate leaves out units that stay gathered and gradients that wait to be reduced.
   if (formula.unsharded_bytes > 0 && formula.unsharded_bytes < formula.separate_buffers_bytes) {
     text += concat(
@@ -153,6 +172,21 @@ std::string table(const shard::StepFormula& formula, const OtherTraffic& other, 
         with_commas(formula.separate_buffers_bytes), "\n");
   }
   return text;
+}
+
+nlohmann::ordered_json json_of_rows(const FormulaRows& rows) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  std::string before;
+  for (const FormulaRow& row : rows) {
+    const bool is_bytes = row.name == kBytesOfRowBefore;
+    if (!is_bytes) before = row.name;
+    list.push_back({{"name", is_bytes ? before + ", bytes" : row.name},
+                    {"formula", row.formula},
+                    {"measured", row.counted},
+                    {"is_bound", row.is_bound},
+                    {"agrees", row.is_bound ? row.counted <= row.formula : row.counted == row.formula}});
+  }
+  return list;
 }
 
 std::string schedule(const shard::Engine& engine, const ExplainOptions& options) {
@@ -169,6 +203,26 @@ std::string times(const StepRecord& step, int world_size) {
   return concat(text, ", communication ", milliseconds(time.total_us),
                 "; exposed, without compute beside it, ", milliseconds(time.exposed_us),
                 util::printed(" (%.0f%%)\n", share));
+}
+
+std::string step_json(const config::Config& config, const ShardedModel& parts, const StepResult& result,
+                      const StepRecord& step, const FormulaRows& rows) {
+  constexpr double kMicroseconds = 1e6;
+  const shard::Engine& engine = *parts.engine;
+  const CommunicationTime time = communication_time(step);
+  const nlohmann::ordered_json json = {
+      {"architecture", config.model.architecture},
+      {"parameters", shard::parameter_count(engine, *parts.model)},
+      {"world_size", engine.communicator().world_size()},
+      {"backend", engine.communicator().backend_name()},
+      {"strategy", config.fsdp.strategy.name()},
+      {"units", engine.units().size()},
+      {"skip_reason", result.skipped ? nlohmann::ordered_json(result.skip_reason) : nlohmann::ordered_json()},
+      {"step_seconds", (step.end_us - step.begin_us) / kMicroseconds},
+      {"communication_seconds", time.total_us / kMicroseconds},
+      {"exposed_seconds", time.exposed_us / kMicroseconds},
+      {"rows", json_of_rows(rows)}};
+  return json.dump(2) + "\n";
 }
 
 TimelineLimits limits_for(const shard::Engine& engine, const ExplainOptions& options) {
@@ -230,15 +284,16 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   shard::StepFormula formula = step_formula(
       *parts.engine,
       {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});
-  return concat(
-      heading(config, parts, result), "\n", schedule(*parts.engine, options), "\n", kLegend, "\n",
-      timeline_text(record, limits_for(*parts.engine, options)), "\n",
-      table(formula,
-            {.attention = plan::attention_traffic(config, mesh.shape()),
-             .layers = plan::layer_traffic(config, mesh.shape(), device),
-             .optimizer = plan::optimizer_traffic(config.optimizer, shard::unit_sizes(*parts.engine))},
-            count(*parts.engine, record)),
-      "\n", times(record, communicator->world_size()));
+  const FormulaRows rows =
+      formula_rows(formula,
+                   {.attention = plan::attention_traffic(config, mesh.shape()),
+                    .layers = plan::layer_traffic(config, mesh.shape(), device),
+                    .optimizer = plan::optimizer_traffic(config.optimizer, shard::unit_sizes(*parts.engine))},
+                   count(*parts.engine, record));
+  if (options.json) return step_json(config, parts, result, record, rows);
+  return concat(heading(config, parts, result), "\n", schedule(*parts.engine, options), "\n", kLegend, "\n",
+                timeline_text(record, limits_for(*parts.engine, options)), "\n", table(rows, formula), "\n",
+                times(record, communicator->world_size()));
 }
 
 }  // namespace fsdp::train

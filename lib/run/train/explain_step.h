@@ -16,6 +16,9 @@ struct ExplainOptions {
   /// File into which rank 0 writes the step: a Chrome trace (comm/events/step_tracks.h) if its name ends in
   /// .json, a picture (tools/report/step_picture.h) if it ends in .svg. Empty: none is written.
   std::filesystem::path timeline{};
+  /// Whether to return one JSON object (docs/schemas/fsdp-train-explain-step.json) instead of text. Schedule
+  /// and timeline are left out.
+  bool json = false;
 };
 
 /// Trains two optimizer steps from the first weights (no checkpoint is read) and explains the second, because

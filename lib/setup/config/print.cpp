@@ -1,6 +1,8 @@
 #include "setup/config/print.h"
 
 #include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string_view>
 
@@ -27,6 +29,30 @@ std::string markdown_cell(const std::string& text) {
     escaped += c == '<' ? std::string("&lt;") : std::string(1, c);
   }
   return escaped;
+}
+
+using nlohmann::ordered_json;
+
+/// The value as JSON. An infinite number, which JSON does not have, is a string as in TOML, and so are the
+/// tables of optimizer.param_groups.
+ordered_json json_value(const Value& value) {
+  if (const auto* number = std::get_if<double>(&value)) {
+    return std::isfinite(*number) ? ordered_json(*number) : ordered_json(toml_text(value));
+  }
+  return std::visit(
+      [&](const auto& typed) -> ordered_json {
+        using Typed = std::decay_t<decltype(typed)>;
+        if constexpr (std::is_same_v<Typed, std::vector<optim::ParameterGroupOptions>>) {
+          return toml_text(value);
+        } else {
+          return typed;
+        }
+      },
+      value);
+}
+
+std::string dumped(const ordered_json& json) {
+  return json.dump(2, ' ', true, ordered_json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace
@@ -115,6 +141,34 @@ std::string key_reference_markdown() {
                    default_text(key, defaults), "` | ", markdown_cell(help_of(key)), " |\n");
   }
   return text;
+}
+
+std::string key_reference_json() {
+  Config defaults;
+  ordered_json keys = ordered_json::array();
+  for (const Key& key : all_keys()) {
+    const Value value = value_of(key, defaults);
+    keys.push_back({{"name", key.full_name()},
+                    {"type", type_name(value)},
+                    {"default", key.follows.empty() ? json_value(value) : ordered_json()},
+                    {"follows", key.follows.empty() ? ordered_json() : ordered_json(key.follows)},
+                    {"choices", key.constraint.choices},
+                    {"meaning", help_of(key)}});
+  }
+  return dumped({{"keys", std::move(keys)}});
+}
+
+std::string config_json(const TracedConfig& traced) {
+  Config copy = traced.config;
+  ordered_json keys = ordered_json::array();
+  for (const Key& key : all_keys()) {
+    const auto origin = traced.origins.find(key.full_name());
+    keys.push_back(
+        {{"name", key.full_name()},
+         {"value", json_value(value_of(key, copy))},
+         {"origin", origin == traced.origins.end() ? ordered_json() : ordered_json(origin->second)}});
+  }
+  return dumped({{"keys", std::move(keys)}, {"warnings", traced.warnings}});
 }
 
 std::vector<std::pair<std::string, std::string>> key_texts(const Config& config) {

@@ -25,6 +25,10 @@ std::string as_comment(const std::string& text);
 /// Writes to_toml() with the origin of each value as a comment.
 std::string to_toml(const TracedConfig& traced);
 
+/// The values with their origins, and the warnings, as one JSON object
+/// (docs/schemas/fsdp-train-print-config.json).
+std::string config_json(const TracedConfig& traced);
+
 /// The description and limits of a key.
 std::string help_of(const Key& key);
 
@@ -33,6 +37,9 @@ std::string key_reference();
 
 /// The table as a page of Markdown, docs/reference.md.
 std::string key_reference_markdown();
+
+/// The table as one JSON object (docs/schemas/fsdp-train-keys.json).
+std::string key_reference_json();
 
 /// The full name of every key, and its value in TOML.
 std::vector<std::pair<std::string, std::string>> key_texts(const Config& config);

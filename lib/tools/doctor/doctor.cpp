@@ -3,6 +3,7 @@
 #include <sys/utsname.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <regex>
 
@@ -15,6 +16,8 @@
 namespace fsdp::doctor {
 namespace {
 
+constexpr const char* kVerdicts[] = {"ok", "warn", "fail"};
+
 std::string system_text() {
   utsname name{};
   if (::uname(&name) != 0) return "unknown";
@@ -25,7 +28,6 @@ std::string system_text() {
 
 std::string report_text(const Findings& findings) {
   constexpr size_t kSubjectColumn = 6, kTextColumn = 24;
-  constexpr const char* kVerdicts[] = {"ok", "warn", "fail"};
   std::string text;
   size_t counts[3] = {};
   for (const Finding& finding : findings) {
@@ -39,6 +41,18 @@ std::string report_text(const Findings& findings) {
     if (!finding.remedy.empty()) text += std::string(kTextColumn, ' ') + "-> " + finding.remedy + "\n";
   }
   return concat(util::printable(text), counts[0], " ok, ", counts[1], " warnings, ", counts[2], " failed\n");
+}
+
+std::string report_json(const Findings& findings) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const Finding& finding : findings) {
+    list.push_back({{"verdict", kVerdicts[static_cast<size_t>(finding.verdict)]},
+                    {"subject", finding.subject},
+                    {"text", finding.text},
+                    {"remedy", finding.remedy}});
+  }
+  const nlohmann::ordered_json json = {{"usable", exit_code(findings) == 0}, {"findings", std::move(list)}};
+  return json.dump(2, ' ', true, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 int exit_code(const Findings& findings) {

@@ -22,6 +22,8 @@ using Findings = std::vector<Finding>;
 
 /// The report: a line for each finding with verdict, subject and text, and its remedy on the next line.
 std::string report_text(const Findings& findings);
+/// The report as one JSON object (docs/schemas/fsdp-train-doctor.json).
+std::string report_json(const Findings& findings);
 
 /// The exit code: 0, or 1 if a finding is kFail.
 int exit_code(const Findings& findings);

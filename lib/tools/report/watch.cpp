@@ -6,7 +6,9 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
@@ -84,6 +86,38 @@ class Screen {
 };
 
 }  // namespace
+
+std::string watch_json(const std::filesystem::path& folder) {
+  using nlohmann::ordered_json;
+  WatchedRun run(folder);
+  const WatchedState& state = run.poll();
+  if (!state.has_metrics) require_metrics(folder);
+  ordered_json last = ordered_json::object(), ranks = ordered_json::array(), events = ordered_json::array();
+  for (const auto& [name, points] : state.run.series) {
+    const auto step = static_cast<int64_t>(std::clamp(points.back().x, 0.0, 9e15));
+    last[name] = {{"step", step}, {"value", points.back().y}};
+  }
+  for (const RankProcess& rank : state.ranks) {
+    ranks.push_back({{"rank", rank.rank},
+                     {"pid", rank.pid},
+                     {"state", std::string(1, rank.state)},
+                     {"resident_bytes", rank.resident_bytes}});
+  }
+  for (const RunEvent& event : state.events) events.push_back({{"step", event.step}, {"text", event.text}});
+  const ordered_json json = {{"folder", folder.string()},
+                             {"status", status_of(state)},
+                             {"is_running", !state.ranks.empty()},
+                             {"ended", state.ended},
+                             {"step", state.step()},
+                             {"total_steps", state.total_steps},
+                             {"world_size", state.world_size},
+                             {"host", state.host},
+                             {"seconds_since_line", state.seconds_since_line},
+                             {"last_values", std::move(last)},
+                             {"ranks", std::move(ranks)},
+                             {"events", std::move(events)}};
+  return json.dump(2, ' ', true, ordered_json::error_handler_t::replace) + "\n";
+}
 
 void watch(const std::filesystem::path& folder) {
   WatchedRun run(folder);

@@ -184,6 +184,7 @@ TEST(FsdpTrain, HasOneFormForAllActions) {
        {config, "training.steps=7", "--plan", "--world-size", "4"}},
       {{"plan", config, "--json"}, {config, "--plan", "--json"}},
       {{"print-config", config, "run.seed=3"}, {config, "run.seed=3", "--print-config"}},
+      {{"print-config", config, "--json"}, {config, "--print-config", "--json"}},
       {{"report", out, "--output", folder / "a.html"}, {"--report", out, "--output", folder / "a.html"}},
       {{"report", out, out, "--output", folder / "b.html"},
        {"--report", out, out, "--output", folder / "b.html"}},
