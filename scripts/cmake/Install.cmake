@@ -62,7 +62,9 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/configs" DESTINATION share/fsdp COMPONE
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/scripts" DESTINATION share/fsdp COMPONENT programs USE_SOURCE_PERMISSIONS
         FILES_MATCHING PATTERN "common.sh" PATTERN "libtorch-version" PATTERN "quickstart" PATTERN "*shakespeare*" PATTERN "launch_*"
         PATTERN "chat_example" PATTERN "lm_eval_fsdp.py" PATTERN "grafana_dashboard.json"
-        PATTERN "cmake" EXCLUDE PATTERN "wheel" EXCLUDE)
+        PATTERN "jobset.yaml" PATTERN "kubeflow-trainer.yaml" PATTERN "fsdp-train@.service"
+        PATTERN "cmake" EXCLUDE PATTERN "wheel" EXCLUDE PATTERN "spack" EXCLUDE)
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs/schemas" DESTINATION share/fsdp COMPONENT programs)
 if(FSDP_WITH_CUDA)
   file(WRITE "${PROJECT_BINARY_DIR}/fsdp-fetch-libtorch"
        "#!/bin/sh\nexec \"$(dirname \"$(realpath \"$0\")\")/../share/fsdp/scripts/fetch_libtorch\" \"$@\"\n")
