@@ -31,7 +31,8 @@ std::string shard(const nlohmann::json& config, const std::vector<std::string>& 
   return bytes + header + content;
 }
 
-nlohmann::json config_of(const ListedShards& names, const ListedShards& encodings, const nlohmann::json& sizes) {
+nlohmann::json config_of(const ListedShards& names, const ListedShards& encodings,
+                         const nlohmann::json& sizes) {
   return {
       {"column_names", names}, {"column_encodings", encodings}, {"column_sizes", sizes}, {"format", "mds"}};
 }
