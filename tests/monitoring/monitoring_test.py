@@ -53,7 +53,7 @@ peak_tflops = 0.1
 
 
 def write_config(folder):
-    array.array("H", [3 * (i % 7) % 17 for i in range(4000)]).tofile((folder / "tokens.bin").open("wb"))
+    (folder / "tokens.bin").write_bytes(array.array("H", [3 * (i % 7) % 17 for i in range(4000)]).tobytes())
     config = folder / "config.toml"
     config.write_text(CONFIG.format(folder=folder))
     return config

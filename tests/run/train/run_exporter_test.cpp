@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/util/file.h"
+#include "support/blocked_folder.h"
 #include "support/free_port.h"
 #include "support/http_client.h"
 #include "support/log_lines.h"
@@ -40,11 +41,15 @@ class RunExporterTest : public TrainerTest {
     RunSummary summary;
     comm::run_ranks_as_threads(world_size, [&](comm::Communicator& communicator) {
       const bool visits = communicator.rank() == 0;
-      int64_t step = 0;
-      Trainer trainer(config_, testing::borrowed(communicator), {}, {.stop_requested = [&] {
-                        if (visits) visit(++step);
-                        return false;
-                      }});
+      const auto activity = std::make_shared<comm::Activity>();
+      int64_t visited = 0;
+      const auto visit_once = [&] {
+        const int64_t step = activity->snapshot().step;
+        if (visits && std::exchange(visited, step) != step) visit(step);
+        return false;
+      };
+      Trainer trainer(config_, testing::borrowed(communicator), {},
+                      {.stop_requested = visit_once, .activity = activity});
       RunSummary mine = trainer.run();
       if (visits) summary = mine;
     });
@@ -83,8 +88,7 @@ TEST_F(RunExporterTest, ServesTheRunWhileItTrains) {
   };
   const auto lines = testing::metrics_with(folder_ / "out/metrics.jsonl", "loss");
   const auto validations = testing::metrics_with(folder_ / "out/metrics.jsonl", "validation_loss");
-  // Asked within a step, so after step 5 or, where stops are asked for at its end, in step 6.
-  ASSERT_EQ(of("fsdp_step"), 5);
+  ASSERT_EQ(of("fsdp_step"), 5);  // step 6 was under way
   const auto& line = lines.at(4);
   EXPECT_EQ(of("fsdp_loss"), line.at("loss").get<double>());
   EXPECT_EQ(of("fsdp_grad_norm"), line.at("grad_norm").get<double>());
@@ -171,7 +175,7 @@ TEST_F(RunExporterTest, AnotherRunOfTheProcessTakesThePortAgain) {
     config_.training.steps += 2;
     train_with(1, [&](int64_t) { answers += http_answer(port(), "/metrics").starts_with("HTTP/1.1 200 "); });
   }
-  EXPECT_GE(answers, 8);
+  EXPECT_GE(answers, 8 + 2);
 }
 
 TEST_F(RunExporterTest, TextFileHasTheEndOfTheRun) {
@@ -198,10 +202,12 @@ TEST_F(RunExporterTest, FailedSavesAreCounted) {
   config_.logging.metrics_textfile = folder_ / "run.prom";
   config_.checkpoint.interval_steps = 2;
   config_.checkpoint.save_at_end = true;
-  // A file where the folder of step 2 is to be made.
-  std::filesystem::create_directory(folder_ / "out");
-  std::ofstream(folder_ / "out/step-00000002") << "in the way";
-  EXPECT_EQ(train(1, config_).step, 6);
+  std::optional<testing::BlockedFolder> blocked;
+  const RunSummary summary = train_with(1, [&](int64_t step) {
+    if (step == 2) blocked.emplace(folder_ / "out");
+    if (step == 3) blocked.reset();
+  });
+  EXPECT_EQ(summary.step, 6);
   const std::string text = util::read_file(folder_ / "run.prom");
   EXPECT_EQ(value(text, "fsdp_checkpoint_failures_total{"), 1) << text;
   EXPECT_EQ(value(text, "fsdp_checkpoint_save_duration_seconds_count{"), 2);
