@@ -120,7 +120,7 @@ TEST_F(RunExporterTest, ServesTheRunWhileItTrains) {
   EXPECT_EQ(of("fsdp_restarts_total"), 0);
   EXPECT_EQ(of("fsdp_running"), 1);
   EXPECT_THAT(pages[1], HasSubstr("fsdp_run_info" + run + ",version=\""));
-  EXPECT_THAT(pages[1], Not(HasSubstr("rank=\"")));
+  EXPECT_THAT(pages[1], Not(HasSubstr(",rank=\"")));
   EXPECT_EQ(summary.step, 6);
 }
 
