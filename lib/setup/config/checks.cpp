@@ -394,9 +394,10 @@ void check_checkpoints(const Config& config, Conflicts& conflicts) {
 
 void check_metrics(const LoggingOptions& logging, Conflicts& conflicts) {
   const std::string& file = logging.metrics_textfile;
-  conflicts.unless(file.empty() || file.ends_with(".prom"), {"logging.metrics_textfile"},
-                   "must end with .prom, because node_exporter reads no other files, but is \"", file,
-                   "\"; rename it");
+  conflicts.unless(
+      file.empty() || file.ends_with(".prom"), {"logging.metrics_textfile"},
+      "must be a name that ends with .prom, because node_exporter reads no other files, but is \"", file,
+      "\"; rename it");
 }
 
 void check_sharding(const Config& config, Conflicts& conflicts) {

@@ -273,7 +273,7 @@ TEST(Conflicts, AFileForNodeExporterHasItsName) {
   config.logging.metrics_textfile = "run.txt";
   EXPECT_EQ(
       only_conflict(config),
-      "logging.metrics_textfile must end with .prom, because node_exporter reads no other files, but is "
+      "logging.metrics_textfile must be a name that ends with .prom, because node_exporter reads no other files, but is "
       "\"run.txt\"; rename it");
 }
 

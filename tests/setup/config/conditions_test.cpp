@@ -399,9 +399,16 @@ const Key& key_of(const std::string& name) {
   return *key;
 }
 
+/// The setting that every config needs, unless the lines have it.
+std::string data_unless_in(const Settings& lines) {
+  const bool has_data =
+      std::ranges::any_of(lines, [](const std::string& line) { return line.starts_with("data.train ="); });
+  return has_data ? "" : "data.train = [\"a.bin\"]\n";
+}
+
 TracedConfig traced(const Settings& lines, const Settings& overrides = {}) {
   testing::TemporaryFolder folder;
-  std::string text = "data.train = [\"a.bin\"]\n";
+  std::string text = data_unless_in(lines);
   for (const std::string& line : lines) text += line + "\n";
   return trace_config(folder.write("c.toml", text), overrides);
 }
@@ -445,7 +452,7 @@ TEST(Conditions, AKeyThatDoesNotMatterIsRefusedWhereItStands) {
           name + " matters only when " + key_of(name).matters.words + ", but is " + row.value;
       EXPECT_THAT(error_of("data.train = [\"a.bin\"]\n", with(unmet, name + " = " + row.value)),
                   HasSubstr("command line: " + start));
-      std::string file = name + " = " + row.value + "\ndata.train = [\"a.bin\"]\n";
+      std::string file = name + " = " + row.value + "\n" + data_unless_in(unmet);
       for (const std::string& line : unmet) file += line + "\n";
       EXPECT_THAT(error_of(file), HasSubstr("c.toml:1: " + start));
     }

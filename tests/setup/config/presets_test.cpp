@@ -25,7 +25,9 @@ std::string content_of(const fs::path& path) {
 TEST(Presets, AreTheFilesOfConfigs) {
   std::set<std::string> files, names;
   for (const auto& entry : fs::directory_iterator(kSource / "configs")) {
-    if (entry.is_regular_file()) files.insert(entry.path().filename());
+    // A config that includes another one is no preset: init prints a single file.
+    const bool includes = content_of(entry.path()).find("\ninclude = ") != std::string::npos;
+    if (entry.is_regular_file() && !includes) files.insert(entry.path().filename());
   }
   for (const Preset& preset : all_presets()) {
     names.insert(preset.name + ".toml");
