@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <vector>
 
 #include "base/util/error.h"
@@ -23,6 +24,8 @@ namespace fs = std::filesystem;
 
 /// Bytes that are added between two looks at the whole cache.
 constexpr int64_t kBetweenLooks = int64_t{256} << 20;
+/// Copies stay for this time after they were used, whatever the limit: a program may open their files again.
+constexpr time_t kCopySeconds = 24 * 3600;
 
 fs::path folder_of_user() {
   if (const char* folder = std::getenv("FSDP_CACHE_DIR"); folder != nullptr && *folder != '\0') return folder;
@@ -110,7 +113,8 @@ void ObjectCache::shrink() {
       struct stat status {};
       if (::lstat(at->path().c_str(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
       total += status.st_size;
-      if (at->path().extension() == ".lock") continue;
+      const bool is_in_use = part == copies() && status.st_mtim.tv_sec + kCopySeconds > ::time(nullptr);
+      if (is_in_use || at->path().extension() == ".lock") continue;
       files.push_back({.path = at->path(), .bytes = status.st_size, .used = status.st_mtim});
     }
   }

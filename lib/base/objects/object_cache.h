@@ -34,8 +34,8 @@ class ObjectCache {
   /// Counts bytes that were added, and removes old files from time to time. Thread-safe.
   void added(int64_t bytes);
 
-  /// Removes files until the cache is below nine tenths of its limit, if it is above it. Does nothing while
-  /// another process does the same.
+  /// Removes blocks, and copies that were not used for a day, until the cache is below nine tenths of its
+  /// limit, if it is above it. Does nothing while another process does the same.
   void shrink();
 
  private:

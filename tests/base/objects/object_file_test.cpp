@@ -120,6 +120,17 @@ TEST_F(ObjectFiles, KeepsTheCacheBelowItsLimit) {
   EXPECT_GT(bytes, kLimit / 2);
 }
 
+TEST_F(ObjectFiles, ACacheKeepsTheCopiesOfTheDayWhateverItsLimit) {
+  ObjectCache cache(cache_folder_.path(), 0);
+  const std::filesystem::path fresh = cache.copies() / "fresh", old = cache.copies() / "old";
+  for (const auto& path : {fresh, old}) std::ofstream(path) << "text";
+  std::filesystem::last_write_time(old,
+                                   std::filesystem::file_time_type::clock::now() - std::chrono::hours(30));
+  cache.added(1);
+  EXPECT_TRUE(std::filesystem::exists(fresh));
+  EXPECT_FALSE(std::filesystem::exists(old));
+}
+
 TEST_F(ObjectFiles, ThreadsFetchABlockOnce) {
   ObjectCache cache(cache_folder_.path(), int64_t{1} << 30);
   const auto file = open(cache);

@@ -91,16 +91,17 @@ TEST(CopyBeside, BeginsAgainWithOtherTensors) {
 
 TEST(CopyBeside, ThatIsGivenUpLeavesTheRest) {
   const auto copies = some_copies();
-  std::future<void> begun;
+  std::promise<void> end;
+  std::future<void> ending;
   {
     CopyBeside beside;
-    std::promise<void> end;
-    beside.begin(copies, [&] { end.get_future().wait(); });
-    begun = std::async(std::launch::async, [&end] {
+    beside.begin(copies, [until = end.get_future().share()] { until.wait(); });
+    ending = std::async(std::launch::async, [&end] {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
       end.set_value();
     });
   }
+  ending.wait();
   EXPECT_FALSE(same_bits(copies.front().from, copies.front().to));
 }
 
