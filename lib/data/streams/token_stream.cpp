@@ -76,6 +76,40 @@ std::exception_ptr current_error() {
 
 }  // namespace
 
+/// A text that is being encoded. Between two calls of TextJobs::encode() it stays open, because going on in
+/// the middle of a compressed text takes as long as decompressing what is before.
+struct TokenStream::Encoder {
+  Encoder(const TokenStream& stream, size_t number, const BlockEntry& from, int64_t most_bad)
+      : shard(number),
+        jobs({stream.options_.files[number]}, /*json_lines=*/false, stream.options_.text_column, {},
+             *stream.tokenizer_),
+        bad(most_bad),
+        sink(from.begin.in_document),
+        collector(*stream.tokenizer_, stream.start_, stream.separator_, sink, bad),
+        block(from),
+        end(from.begin) {
+    if (from.begin.row > 0 || from.begin.byte > 0) jobs.begin_at(from.begin);
+  }
+
+  void add(const EncodedJob& job) {
+    const int64_t bad_before = bad.count();
+    collector.add(job);
+    block.bad_rows += bad.count() - bad_before;
+    end = job.job.end;
+    end.in_document = sink.in_document();
+    if (end.row == 0) end.byte += collector.encoded_ahead();
+  }
+
+  size_t shard;
+  TextJobs jobs;
+  BadRows bad;
+  BlockSink sink;
+  DocumentCollector collector;
+  BlockEntry block;  ///< the block whose tokens the sink collects
+  TextPlace end;     ///< the place after these tokens
+  size_t told = 0;   ///< number of messages about bad rows that are logged
+};
+
 TokenStream::TokenStream(StreamOptions options)
     : options_(std::move(options)),
       tokenizer_(make_tokenizer(options_.tokenizer)),
@@ -189,8 +223,17 @@ std::optional<TokenStream::Gap> TokenStream::next_gap() const {
     if (auto gap = first_gap(demand, 1); can_be_made(gap)) return gap;
   }
   if (!cursor_) return std::nullopt;
+  // Others leave it to the process that has the text open, unless they would soon have to wait.
   auto gap = first_gap(*cursor_, options_.ahead_tokens);
+  if (gap && !can_go_on(*gap)) gap = first_gap(*cursor_, options_.ahead_tokens / 2);
   return can_be_made(gap) ? gap : std::nullopt;
+}
+
+/// Whether the tokens can be made without reading what is before them in the text.
+bool TokenStream::can_go_on(const Gap& gap) const {
+  const BlockEntry* before = cache_of(gap.at.shard).last_before(gap.at.token);
+  if (before == nullptr) return true;
+  return open_at_ == std::pair(gap.at.shard, before->tokens_end()) && gap.at.token == before->tokens_end();
 }
 
 bool TokenStream::has_token(int64_t pass, int64_t token) {
@@ -355,14 +398,15 @@ void TokenStream::produce_all(const std::stop_token& stop) {
 /// Makes blocks of a text until enough are there. Requires: the lock of the text.
 void TokenStream::produce(const Gap& gap, const std::stop_token& stop) {
   const std::string& path = options_.files[gap.at.shard];
-  BlockEntry block;
+  BlockEntry from;
   int64_t bad_rows = 0;
   std::unique_lock lock(mutex_);
+  open_at_.reset();
   ShardCache& cache = cache_of(gap.at.shard);
   if (const BlockEntry* before = cache.last_before(gap.at.token)) {
     const bool covers = gap.at.token < before->tokens_end();
-    block.token = covers ? before->token : before->tokens_end();
-    block.begin = covers ? before->begin : before->end;
+    from.token = covers ? before->token : before->tokens_end();
+    from.begin = covers ? before->begin : before->end;
   }
   for (const Shard& shard : shards_) bad_rows += shard.cache ? shard.cache->bad_rows() : 0;
   const std::string version = shards_[gap.at.shard].version;
@@ -372,39 +416,40 @@ void TokenStream::produce(const Gap& gap, const std::stop_token& stop) {
     refuse_text(
         path, "has changed since the run began; put it back, or start the run again with the present texts");
   }
-  TextJobs jobs({path}, /*json_lines=*/false, options_.text_column, {}, *tokenizer_);
-  if (block.begin.row > 0 || block.begin.byte > 0) jobs.begin_at(block.begin);
-  BadRows bad(std::max<int64_t>(options_.skip_bad - bad_rows, 0));
-  BlockSink sink(block.begin.in_document);
-  DocumentCollector collector(*tokenizer_, start_, separator_, sink, bad);
-  TextPlace end = block.begin;
-  size_t told = 0;
+  // While this thread works, no other one uses the encoder. After an error it is not used again.
+  std::unique_ptr<Encoder> encoder = std::move(encoder_);
+  if (!encoder || encoder->shard != gap.at.shard || encoder->block.token != from.token) {
+    encoder = std::make_unique<Encoder>(*this, gap.at.shard, from,
+                                        std::max<int64_t>(options_.skip_bad - bad_rows, 0));
+  }
   const auto publish = [&](bool is_last) {
-    block.tokens = sink.tokens();
-    block.end = end;
+    BlockEntry& block = encoder->block;
+    block.tokens = encoder->sink.tokens();
+    block.end = encoder->end;
     block.is_last = is_last;
-    for (; told < bad.messages().size(); ++told)
-      util::log_warning("left out: " + with_keys(bad.messages()[told]));
-    const int64_t written = cache.write(block, sink.take());
+    const std::vector<std::string>& messages = encoder->bad.messages();
+    for (size_t& told = encoder->told; told < messages.size(); ++told) {
+      util::log_warning("left out: " + with_keys(messages[told]));
+    }
+    const int64_t written = cache.write(block, encoder->sink.take());
     {
       const std::lock_guard taken(mutex_);
       cache.take(block);
       changed_.notify_all();
     }
-    block = {.token = block.tokens_end(), .begin = end};
+    block = {.token = block.tokens_end(), .begin = encoder->end};
     limit_cache(written);
   };
-  const bool ends = jobs.encode(options_.threads, [&](const EncodedJob& job) {
-    const int64_t bad_before = bad.count();
-    collector.add(job);
-    block.bad_rows += bad.count() - bad_before;
-    end = job.job.end;
-    end.in_document = sink.in_document();
-    if (end.row == 0) end.byte += collector.encoded_ahead();
-    if (sink.tokens() >= options_.block_tokens) publish(/*is_last=*/false);
-    return wants_more(gap, block.token, stop);
+  const bool ends = encoder->jobs.encode(options_.threads, [&](const EncodedJob& job) {
+    encoder->add(job);
+    if (encoder->sink.tokens() >= options_.block_tokens) publish(/*is_last=*/false);
+    return wants_more(gap, encoder->block.token, stop);
   });
-  if (ends || sink.tokens() > 0) publish(ends);
+  if (ends || encoder->sink.tokens() > 0) publish(ends);
+  if (ends) return;
+  lock.lock();
+  open_at_ = {gap.at.shard, encoder->block.token};
+  encoder_ = std::move(encoder);
 }
 
 /// Whether to go on behind a token of the text.

@@ -108,6 +108,8 @@ class TokenStream {
     Location at;
   };
 
+  struct Encoder;
+
   void open_files();
   size_t shard_at(int64_t pass, size_t number) const;
   ShardCache& cache_of(size_t shard) const;
@@ -115,6 +117,7 @@ class TokenStream {
   bool ended(const Location& location) const { return location.shard == shards_.size(); }
   std::optional<Gap> first_gap(Place from, int64_t most) const;
   std::optional<Gap> next_gap() const;
+  bool can_go_on(const Gap& gap) const;
   std::shared_ptr<const TokenBlock> mapped(size_t shard, const BlockEntry& entry);
   void wait_for(std::unique_lock<std::mutex>& lock, const Location& location, const Place& place);
   void start_producer();
@@ -141,7 +144,10 @@ class TokenStream {
   std::map<std::pair<size_t, int64_t>, std::pair<int64_t, std::shared_ptr<const TokenBlock>>> mapped_;
   int64_t mapped_uses_ = 0;
   int64_t written_bytes_ = 0;  ///< bytes of blocks since the cache was last limited
-  std::jthread producer_;      ///< started by the first reader; stopped and joined first
+  /// The text that encoder_ has open, and the token at which it goes on.
+  std::optional<std::pair<size_t, int64_t>> open_at_;
+  std::unique_ptr<Encoder> encoder_;  ///< the producer's
+  std::jthread producer_;             ///< started by the first reader; stopped and joined first
 };
 
 }  // namespace fsdp::data
