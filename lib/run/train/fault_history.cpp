@@ -9,6 +9,7 @@
 #include "base/util/file.h"
 #include "base/util/json.h"
 #include "base/util/text.h"
+#include "tools/plan/text.h"
 
 namespace fsdp::train {
 namespace fs = std::filesystem;
@@ -20,6 +21,11 @@ constexpr uintmax_t kLargestBytes = 4096;
 constexpr double kMost = 1e9;  ///< seconds or faults of a history
 constexpr double kDay = 24 * 3600;
 constexpr double kRankSecondsOfAFault = 54 * kDay * 16384 / 419;
+
+/// Text for an interval, which may be shorter than a second where each step is saved.
+std::string interval_text(double seconds) {
+  return seconds < 60 ? plan::duration(seconds) : util::human_duration(seconds);
+}
 
 }  // namespace
 
@@ -89,9 +95,9 @@ std::string advice_text(const FaultHistory& history, const simulate::Faults& fau
   const double loss = 1 - simulate::effective_share(faults, interval_seconds),
                least = 1 - simulate::effective_share(faults, best);
   if (loss - least < kWorthwhile) return "";
-  return concat(cost_text(history, faults.checkpoint_seconds), ": a save every ", util::human_duration(best),
+  return concat(cost_text(history, faults.checkpoint_seconds), ": a save every ", interval_text(best),
                 " would lose least, ", util::fixed(100 * least, 1),
-                " % of the time by Daly's estimate; every ", util::human_duration(interval_seconds),
+                " % of the time by Daly's estimate; every ", interval_text(interval_seconds),
                 ", as now, loses ", util::fixed(100 * loss, 1),
                 " %; checkpoint.schedule = \"auto\" chooses the interval");
 }

@@ -94,6 +94,7 @@ TEST(FaultHistory, AdvisesTheIntervalOfYoungAndDalyWhereItSavesMuch) {
               AllOf(HasSubstr("a save delays training by 1.20 s, and the run has failed 2 times in 6h12m"),
                     HasSubstr("a save every 2m43s would lose least, 1.5 % of the time"),
                     HasSubstr("every 30m00s, as now, loses 7.9 %")));
+  EXPECT_THAT(advice_text(history, faults, 0.3, 0.3), HasSubstr("every 300.0 ms, as now"));
 }
 
 class CostOfSaves : public TrainerTest {
