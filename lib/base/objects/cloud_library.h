@@ -23,6 +23,6 @@ class CloudLibrary {
 
 }  // namespace fsdp::objects
 
-/// Functions of the module. The text must be that of the program that loads the module.
+/// Functions of the module (base/util/module.h).
 extern "C" [[gnu::visibility("default")]] fsdp::objects::CloudLibrary* fsdp_cloud_library();
 extern "C" [[gnu::visibility("default")]] const char* fsdp_cloud_built_for();

@@ -62,6 +62,6 @@ class MpiLibrary {
 
 }  // namespace fsdp::comm
 
-/// Functions of the module. The text must be that of the program that loads the module (kMpiBuiltFor).
+/// Functions of the module (base/util/module.h).
 extern "C" [[gnu::visibility("default")]] fsdp::comm::MpiLibrary* fsdp_mpi_library();
 extern "C" [[gnu::visibility("default")]] const char* fsdp_mpi_built_for();

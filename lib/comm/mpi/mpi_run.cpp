@@ -1,59 +1,31 @@
 #include "comm/mpi/mpi_run.h"
 
-#include <dlfcn.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <filesystem>
 #include <thread>
 
 #include "base/util/error.h"
+#include "base/util/module.h"
 #include "base/util/text.h"
 
 namespace fsdp::comm {
 namespace {
 
-namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kModule = "fsdp_mpi.so";
-constexpr const char* kRemedy =
-    "; install an MPI (Debian: libopenmpi-dev or libmpich-dev) and build again, name another build's module by "
-    "FSDP_MPI_MODULE, or set comm.backend to auto";
-
-/// A path, or the plain name for the dynamic loader to find.
-std::string module_file() {
-  if (const char* given = std::getenv("FSDP_MPI_MODULE"); given != nullptr && *given != '\0') return given;
-  std::error_code error;
-  const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  const fs::path beside = program.parent_path().parent_path() / "lib" / "fsdp" / kModule;
-  return fs::is_regular_file(beside, error) ? beside.string() : kModule;
-}
-
 MpiLibrary& load_library() {
-  const std::string file = module_file();
-  // Open MPI loads parts of its own, which look for its symbols among the global ones.
-  void* const module = dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  if (module == nullptr) {
-    const char* why = dlerror();
-    util::fail(ErrorKind::kUsage, "comm.backend = \"mpi\" requires the module ", kModule,
-               ", which is built where CMake finds an MPI, but loading it says: ",
-               why != nullptr ? why : "nothing", kRemedy);
-  }
-  const auto built_for = reinterpret_cast<decltype(&fsdp_mpi_built_for)>(dlsym(module, "fsdp_mpi_built_for"));
-  const auto library = reinterpret_cast<decltype(&fsdp_mpi_library)>(dlsym(module, "fsdp_mpi_library"));
-  const std::string found =
-      built_for != nullptr && library != nullptr ? built_for() : "no module of this library";
-  if (found != FSDP_MPI_BUILT_FOR) {
-    util::fail(ErrorKind::kUsage, "comm.backend = \"mpi\" requires a module that was built for ",
-               FSDP_MPI_BUILT_FOR, ", but ", file, " is ", util::printable(found), kRemedy);
-  }
-  return *library();
+  return *static_cast<MpiLibrary*>(util::load_module(
+      {.name = "mpi",
+       .feature = "comm.backend = \"mpi\"",
+       .remedy =
+           "install an MPI (Debian: libopenmpi-dev or libmpich-dev) and build again, set comm.backend to auto",
+       // Open MPI loads parts of its own, which look for its symbols among the global ones.
+       .global_symbols = true}));
 }
 
 bool done_within(MpiLibrary& library, MpiLibrary::Request& request, std::chrono::milliseconds limit) {

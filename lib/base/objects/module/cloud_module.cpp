@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "base/objects/cloud_library.h"
+#include "base/objects/shared_answers.h"
 
 namespace fsdp::objects {
 namespace {
@@ -98,7 +99,9 @@ class CloudStore final : public ObjectStore {
                                                   " bytes instead of " + std::to_string(bytes));
     }
     // A request for bytes does not name the version, so the object is examined again after it.
-    require_same(info_of(*value_of(files_->OpenInputFile(path_of(name)))), object);
+    require_same(
+        examined_.ask(name, [&] { return info_of(*value_of(files_->OpenInputFile(path_of(name)))); }),
+        object);
   }
 
   void download(const std::string& name, const ObjectInfo& object,
@@ -182,6 +185,7 @@ class CloudStore final : public ObjectStore {
   }
 
   std::shared_ptr<fs::FileSystem> files_;
+  SharedAnswers<ObjectInfo> examined_;
 };
 
 /// Divides "http://localhost:9000" into scheme and host.
@@ -245,4 +249,4 @@ fsdp::objects::CloudLibrary* fsdp_cloud_library() {
   return library;
 }
 
-const char* fsdp_cloud_built_for() { return FSDP_CLOUD_BUILT_FOR; }
+const char* fsdp_cloud_built_for() { return FSDP_BUILT_FOR; }

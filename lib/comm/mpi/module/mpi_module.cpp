@@ -184,4 +184,4 @@ fsdp::comm::MpiLibrary* fsdp_mpi_library() {
   return library;
 }
 
-const char* fsdp_mpi_built_for() { return FSDP_MPI_BUILT_FOR; }
+const char* fsdp_mpi_built_for() { return FSDP_BUILT_FOR; }
