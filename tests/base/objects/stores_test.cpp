@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <thread>
 
 #include "base/objects/local_copy.h"
 #include "base/objects/object_cache.h"
@@ -121,6 +122,27 @@ TEST_F(RemoteStores, S3RefusesAnObjectThatHasChanged) {
     EXPECT_EQ(error.kind(), ErrorKind::kData);
     EXPECT_THAT(error.what(), HasSubstr(name));
   }
+}
+
+TEST_F(RemoteStores, S3ProvesTheVersionOfPartsThatAreReadAtOnceBySharedRequests) {
+  const std::string name = "s3://bucket/data/large.bin";
+  const auto object = object_store(name).find(name);
+  ASSERT_TRUE(object);
+  stores_.server->set({{"latency_ms", 20}});
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 8; ++thread) {
+    threads.emplace_back([&, thread] {
+      std::string part(1000, '\0');
+      for (int i = 0; i < 5; ++i)
+        object_store(name).read(name, *object, 1000 * (5 * thread + i), 1000, part.data());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const nlohmann::json counts = stores_.server->counts()["by_method"];
+  stores_.server->set({{"latency_ms", 0}});
+  EXPECT_EQ(counts["GET"], 40);
+  EXPECT_GE(counts["HEAD"], 5);
+  EXPECT_LE(counts["HEAD"], 24);
 }
 
 TEST_F(RemoteStores, TheHubListsAllPagesAndSendsItsTokenToNoOtherHost) {
