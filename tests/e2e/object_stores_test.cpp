@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "base/util/sha256.h"
 #include "e2e/programs.h"
 #include "support/object_server.h"
 #include "support/tiny_config.h"
@@ -242,6 +243,32 @@ TEST_F(ObjectStores, NameTheObjectThatIsMissing) {
   const auto result = train("missing", 1, {"data.train=[\"s3://bucket/data/none.bin\"]"});
   EXPECT_EQ(result.exit_code, 3) << result.err;
   EXPECT_THAT(result.err, HasSubstr("s3://bucket/data/none.bin"));
+}
+
+/// huggingface_hub, if the Python in FSDP_TEST_PYTHON (default: python3) has it.
+TEST_F(ObjectStores, TheHubOfTheseTestsIsOneToTheHubsOwnClient) {
+  const char* chosen = std::getenv("FSDP_TEST_PYTHON");
+  const std::string python = chosen == nullptr ? "python3" : chosen;
+  if (testing::run({python, "-c", "import huggingface_hub"}).exit_code != 0) {
+    GTEST_SKIP() << "set FSDP_TEST_PYTHON to a Python that has huggingface_hub";
+  }
+  const fs::path root = folder_ / "files/hub/datasets/acme/texts";
+  fs::create_directories(root / "data");
+  std::vector<std::string> expected;
+  for (const size_t bytes : {0, 10, 4000, 100'000, 3'000'000}) {  // large ones are in another store
+    const std::string name = "data/" + std::to_string(bytes) + ".bin", content(bytes, 'x');
+    std::ofstream(root / name) << content;
+    expected.push_back(name + " " + util::sha256(content));
+  }
+  const testing::ObjectServer server((folder_ / "files").string());
+  const auto found =
+      testing::run({python, testing::source_folder() + "/tests/e2e/hub_client.py", "dataset", "acme/texts"},
+                   {.env = server.environment((folder_ / "cache").string()), .timeout_seconds = 120});
+  ASSERT_EQ(found.exit_code, 0) << found.err;
+  std::istringstream lines(found.out);
+  std::vector<std::string> files;
+  for (std::string line; std::getline(lines, line);) files.push_back(line);
+  EXPECT_THAT(files, ::testing::UnorderedElementsAreArray(expected));
 }
 
 /// moto and fake-gcs-server, if the Python in FSDP_TEST_PYTHON (default: python3) has them.
