@@ -162,6 +162,30 @@ TEST_F(Streams, GoOnAfterKillsAsIfNoneHadBeen) {
   EXPECT_EQ(losses("killed"), expected);
 }
 
+// Weights make each entry an endless set of its own, so that the sets end their passes at different steps.
+TEST_F(Streams, MixTheSameSamplesAtEveryWorldSizeAndAfterAKill) {
+  const std::string train = texts() + "/more\", \"" + texts() + "/*.txt";
+  const std::vector<std::string> options = {"data.train_weights=[0.7, 0.3]", "training.steps=120"};
+  ProgramResult result = run(1, "one", train, options);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<double> expected = losses("one");
+  ASSERT_EQ(expected.size(), 120u);
+  testing::RunningProgram running(
+      command(3, "killed", train, options),
+      {.env = {{"OMP_NUM_THREADS", "1"}, {"FSDP_CACHE_DIR", std::nullopt}}, .timeout_seconds = 120});
+  ASSERT_TRUE(testing::eventually([&] { return logged_steps("killed") >= 47; }, 90));
+  ::kill(-running.pid(), SIGKILL);
+  running.wait();
+  ASSERT_LT(logged_steps("killed"), 120u);
+  fs::remove_all(folder_ / "killed/streams");
+  result = run(4, "killed", train, options);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(losses("killed"), expected);
+  result = run(1, "other", train, {"data.train_weights=[0.3, 0.7]", "training.steps=5"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(losses("other").front(), expected.front());
+}
+
 TEST_F(Streams, ValidateOnTexts) {
   const std::string option = "data.validation=[\"" + texts() + "/more\"]";
   ProgramResult result = run(3, "out", texts(), {option, "training.steps=3"});

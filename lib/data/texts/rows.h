@@ -62,7 +62,7 @@ int64_t check_files(const std::vector<std::string>& files, const std::vector<std
 /// Parses the JSON object of a row. Throws Error(kData) if the row is not one.
 nlohmann::json object_of_row(std::string_view row, const RowPlace& place);
 
-/// What a field of a row contains.
+/// The document in a field of a row: text, or tokens.
 struct RowDocument {
   std::string text = {};             ///< a string
   std::vector<int64_t> tokens = {};  ///< a list of tokens

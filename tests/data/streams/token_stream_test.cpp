@@ -7,6 +7,7 @@
 
 #include "base/util/error.h"
 #include "data/streams/stream_fixtures.h"
+#include "support/resident_memory.h"
 
 namespace fsdp::data {
 namespace {
@@ -52,6 +53,30 @@ TEST(TokenStream, HasTheTokensThatTokenizeWrites) {
     // The next pass has the same order without shuffling.
     EXPECT_EQ(ids_of(stream, 1, 0, size), expected.ids);
   }
+}
+
+TEST(TokenStream, KeepsFewBlocksOfALargeTextInMemory) {
+  const TemporaryFolder folder, cache;
+  constexpr int64_t kMiB = int64_t{1} << 20, kBytes = 160 * kMiB;
+  {
+    const std::string line(1023, 'a');
+    std::ofstream file(folder / "large.txt");
+    for (int64_t i = 0; i < kBytes / 1024; ++i) file << line << '\n';
+  }
+  StreamOptions options = stream_of({folder / "large.txt"}, cache / "blocks");
+  options.tokenizer = "bytes";
+  options.ahead_tokens = 4 * kMiB;
+  options.block_tokens = kMiB;
+  options.kept_blocks = 4;
+  options.most_cache_bytes = 64 * kMiB;
+  const int64_t rise = testing::rise_of_resident_memory([&] {
+    TokenStream stream(options);
+    for (int64_t token = 0; token < kBytes; token += kMiB) {
+      EXPECT_EQ(ids_of(stream, 0, token, 1000).front(), 'a');
+    }
+  });
+  // The text and the tokens of 64 MiB on the disk are several times as large.
+  EXPECT_LT(rise, 48 * kMiB);
 }
 
 TEST(TokenStream, BeginsAnywhereWithoutWhatIsBefore) {
