@@ -1,8 +1,9 @@
 // save_stall [--folder DIR] [--layers N] [--ranks N] [--threads N] [--sequence N] [--saves N] [--storage
 // TYPE] [--states TYPE]: what an asynchronous save takes of training, where the state is copied at once and
 // where it is copied beside the next step until its update. Both ways take turns in one run of a llama with
-// the widths of TinyLlama (1.1 B parameters with its 22 layers), on threads as ranks. Not a test: figures
-// vary, so they are printed and not judged.
+// the widths of TinyLlama (1.1 B parameters with its 22 layers), on threads as ranks. Takes minutes, and with
+// --storage bfloat16 hours on CPUs without products in that type. Not a test: figures vary, so they are
+// printed and not judged.
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -31,8 +32,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct StallOptions {
-  int64_t layers = 22, ranks = 2, threads = 1, sequence = 256, saves = 5;
-  std::string folder = std::filesystem::temp_directory_path(), storage = "bfloat16", states = "int8";
+  int64_t layers = 22, ranks = 2, threads = 1, sequence = 64, saves = 3;
+  std::string folder = std::filesystem::temp_directory_path(), storage = "float32", states = "int8";
 };
 
 double middle(std::vector<double> values) {
@@ -43,6 +44,7 @@ double middle(std::vector<double> values) {
 /// Seconds of one save.
 struct Stall {
   double call = 0;    ///< of the call that begins it
+  double still = 0;   ///< for which training stands still: the call, and waiting for the copy
   double next = 0;    ///< of the step after it, whose update waits for the copy
   double beside = 0;  ///< of all steps from its begin to its end, and of the calls between them
   int64_t steps = 0;  ///< number of these steps
@@ -113,7 +115,9 @@ Measured measure(const StallOptions& options, const config::Config& config) {
       checkpointer.save(position);
       if (!is_beside) checkpointer.finish_copy();
       stall.call = util::seconds_since(begin);
+      const double waited = checkpointer.copy_seconds();
       stall.next = take_step();
+      stall.still = stall.call + checkpointer.copy_seconds() - waited;
       checkpointer.poll();
       for (stall.steps = 1; checkpointer.is_saving(); ++stall.steps) {
         take_step();
@@ -152,21 +156,22 @@ void report(const StallOptions& options, const Measured& measured) {
   std::printf("libtorch copies the state in %.0f ms, for which training would stand still\n", 1e3 * copy);
   std::map<bool, double> stall;
   for (const auto& [is_beside, saves] : measured.stalls) {
-    std::vector<double> calls, stalls, all, steps;
+    std::vector<double> calls, still, stalls, all, steps;
     for (const Stall& save : saves) {
       calls.push_back(save.call);
+      still.push_back(save.still);
       stalls.push_back(save.call + save.next - ordinary);
       all.push_back(save.beside - static_cast<double>(save.steps) * ordinary);
       steps.push_back(static_cast<double>(save.steps));
     }
-    stall[is_beside] = middle(stalls);
+    stall[is_beside] = middle(still);
     std::printf(
-        "copied %-22s the call %6.0f ms, the call and the next step beyond a median step %6.0f ms; until the "
-        "save has ended, in %.0f steps, %.0f ms\n",
-        is_beside ? "beside the next step:" : "at once:", 1e3 * middle(calls), 1e3 * middle(stalls),
-        middle(steps), 1e3 * middle(all));
+        "copied %-22s training stands still for %6.0f ms, of which the call %6.0f ms; the call and the next "
+        "step take %6.0f ms longer than a median step, all %.0f steps until the save has ended %.0f ms\n",
+        is_beside ? "beside the next step:" : "at once:", 1e3 * middle(still), 1e3 * middle(calls),
+        1e3 * middle(stalls), middle(steps), 1e3 * middle(all));
   }
-  std::printf("the stall is %.2f of that of a copy at once, %.2f of libtorch's copy\n",
+  std::printf("training stands still for %.2f of the time of a copy at once, %.2f of libtorch's copy\n",
               stall[true] / stall[false], stall[true] / copy);
 }
 
