@@ -21,6 +21,8 @@ int main(int argc, char** argv) {
                    {"two nodes; the same on the other with --node-rank 1",
                     "fsdp-launch --nnodes 2 --node-rank 0 --master-addr HOST0 "
                     "--nproc-per-node 8 -- fsdp-train config.toml"},
+                   {"two hosts over ssh, from the first one",
+                    "fsdp-launch --hosts localhost,HOST1 --master-addr HOST0 -- fsdp-train config.toml"},
                    {"two to four nodes that may join and leave, restarted up to three times",
                     "fsdp-launch --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint HOST0 --rdzv-id run7 "
                     "--max-restarts 3 \\\n      --nproc-per-node gpu -- fsdp-train config.toml"}},
@@ -32,6 +34,9 @@ int main(int argc, char** argv) {
         {.prepare = [&](CLI::App& app) { return cli::prepare(app, page, argc, argv); },
          .explain = [&](const CLI::App& app,
                         const CLI::ParseError& error) { return cli::usage_error_text(app, page, error); }});
+    if (options && !options->on_hosts.hosts.empty()) {
+      launch::launch_on_hosts(options->on_hosts, options->program);
+    }
     if (options) {
       const double began = util::monotonic_seconds() - util::process_age_seconds();
       ::setenv(kLaunchStart, std::to_string(began).c_str(), /*overwrite=*/1);

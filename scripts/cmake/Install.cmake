@@ -62,7 +62,7 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/configs" DESTINATION share/fsdp COMPONE
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/scripts" DESTINATION share/fsdp COMPONENT programs USE_SOURCE_PERMISSIONS
         FILES_MATCHING PATTERN "common.sh" PATTERN "libtorch-version" PATTERN "quickstart" PATTERN "*shakespeare*" PATTERN "launch_*"
         PATTERN "chat_example" PATTERN "lm_eval_fsdp.py" PATTERN "grafana_dashboard.json"
-        PATTERN "jobset.yaml" PATTERN "kubeflow-trainer.yaml" PATTERN "fsdp-train@.service"
+        PATTERN "wireguard_pair" PATTERN "jobset.yaml" PATTERN "kubeflow-trainer.yaml" PATTERN "fsdp-train@.service"
         PATTERN "cmake" EXCLUDE PATTERN "wheel" EXCLUDE PATTERN "spack" EXCLUDE)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs/schemas" DESTINATION share/fsdp COMPONENT programs)
 if(FSDP_WITH_CUDA)

@@ -36,8 +36,8 @@ std::vector<std::string> program_of(std::vector<std::string> rest) {
 
 /// Texts of options that CLI11 does not parse.
 struct OptionTexts {
-  std::string nodes = "1", workers = "1", backend = "static", endpoint, conf, redirects = "0", tee = "0",
-              filter, signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2", binding;
+  std::string hosts, nodes = "1", workers = "1", backend = "static", endpoint, conf, redirects = "0",
+                     tee = "0", filter, signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2", binding;
   bool standalone = false, no_python = false;
 };
 
@@ -92,8 +92,12 @@ void add_options(CLI::App& app, LaunchOptions& options, OptionTexts& texts) {
   };
   add("--nproc-per-node", texts.workers,
       "processes to start on this node; cpu, gpu, auto: one for each core or GPU");
-  add("--nnodes", texts.nodes, "nodes of the run, or MIN:MAX of them");
-  add("--node-rank", options.node_rank, "this node's number, with --rdzv-backend static");
+  // Without an environment variable, which the launcher on localhost would inherit.
+  CLI::Option* hosts = app.add_option("--hosts", texts.hosts,
+                                      "hosts of the run, HOST,HOST,...: start fsdp-launch with the other "
+                                      "options on each, over ssh, but on localhost without it");
+  add("--nnodes", texts.nodes, "nodes of the run, or MIN:MAX of them")->excludes(hosts);
+  add("--node-rank", options.node_rank, "this node's number, with --rdzv-backend static")->excludes(hosts);
   add("--master-addr", options.master_addr, "address of node 0, with --rdzv-backend static");
   add("--master-port", options.master_port,
       "one node: the port that rank 0 listens on (0: a free one); several: the port where "
@@ -106,7 +110,8 @@ void add_options(CLI::App& app, LaunchOptions& options, OptionTexts& texts) {
       "KEY=VALUE,...: join_timeout, last_call_timeout, keep_alive_interval (seconds), "
       "keep_alive_max_attempt, is_host, token_file, trust_network");
   app.add_flag("--standalone", texts.standalone, "one node; the options of --rdzv and --master are ignored")
-      ->envname("PET_STANDALONE");
+      ->envname("PET_STANDALONE")
+      ->excludes(hosts);
   add("--max-restarts", options.max_restarts,
       "how often all processes, or those of each replica, are restarted after a failure");
   add("--replica-size", options.replica_size,
@@ -197,6 +202,13 @@ std::optional<LaunchOptions> parse_command_line(int argc, const char* const* arg
     fail(ErrorKind::kUsage, error.what(), "; see --help");
   }
   answer_torchrun_options(app);
+  if (app.count("--hosts") > 0) {
+    // The hosts read the other options: numbers of cores and GPUs are theirs.
+    options.on_hosts.hosts = hosts_from_text(texts.hosts);
+    const auto words = argc - static_cast<int>(app.remaining().size());
+    options.on_hosts.options = options_of_hosts({argv + 1, argv + std::max(words, 1)});
+    return options;
+  }
   read_texts(texts, options);
   return options;
 }

@@ -288,6 +288,13 @@ int StreamChoice::of(int local_rank) const {
   return own == of_local_rank.end() ? of_all : own->second;
 }
 
+void check_program(const std::vector<std::string>& program) {
+  if (!program.empty() && !program.front().empty()) return;
+  refuse_option(
+      "there is no program to start; write it after the options, as in fsdp-launch "
+      "--nproc-per-node 2 -- PROGRAM ARGUMENTS");
+}
+
 void validate(const LaunchOptions& options) {
   const int workers = options.nproc_per_node;
   if (workers < 1) refuse_option("--nproc-per-node must be at least 1, but is ", workers);
@@ -314,11 +321,7 @@ void validate(const LaunchOptions& options) {
   check_local_ranks("--local-ranks-filter", options.local_ranks_filter, workers);
   check_local_ranks("--redirects", ranks_of(options.redirects), workers);
   check_local_ranks("--tee", ranks_of(options.tee), workers);
-  if (options.program.empty() || options.program.front().empty()) {
-    refuse_option(
-        "there is no program to start; write it after the options, as in fsdp-launch "
-        "--nproc-per-node 2 -- PROGRAM ARGUMENTS");
-  }
+  check_program(options.program);
 }
 
 }  // namespace fsdp::launch

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "tools/launch/on_hosts.h"
+
 namespace fsdp::launch {
 
 /// Bounds on the number of nodes of a run.
@@ -63,6 +65,7 @@ struct RendezvousOptions {
 };
 
 struct LaunchOptions {
+  LaunchOnHosts on_hosts;                 ///< with hosts: launchers to start there, in place of workers here
   int nproc_per_node = 1;                 ///< workers on this node
   NodeRange nnodes;                       ///< nodes of the run
   int node_rank = 0;                      ///< this node's number in [0, nnodes)
@@ -93,6 +96,9 @@ struct LaunchOptions {
 
 /// Throws Error(kUsage) for the first option that is out of range or contradicts another one.
 void validate(const LaunchOptions& options);
+
+/// Throws Error(kUsage) if there is no program to start.
+void check_program(const std::vector<std::string>& program);
 
 // Values from text. All of these throw Error(kUsage) that names the option, the expected values and the text.
 
