@@ -11,6 +11,7 @@
 #include <cstring>
 #include <map>
 #include <stdexcept>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
@@ -149,14 +150,34 @@ std::string publish_failure(c10d::Store& store, const std::string& cause) {
   }
 }
 
+/// Where gloo listens: the interface of GLOO_SOCKET_IFNAME, or this address.
+auto make_device(const std::string& address) {
+  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
+  return interface != nullptr && *interface != '\0'
+             ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
+             : c10d::ProcessGroupGloo::createDeviceForHostname(address);
+}
+
+/// Refuses a transport that libtorch lacks, such as TLS, before a run goes on that was meant to be encrypted.
+void check_transport(const std::string& address) {
+  const char* transport = std::getenv("GLOO_DEVICE_TRANSPORT");
+  if (transport == nullptr || *transport == '\0') return;
+  try {
+    make_device(address);
+  } catch (const std::exception& error) {
+    if (std::string_view(error.what()).find("unsupported gloo device") == std::string_view::npos) throw;
+    util::fail(ErrorKind::kUsage,
+               "GLOO_DEVICE_TRANSPORT must be a transport that libtorch's gloo was built with, but is ",
+               util::shell_word(transport),
+               "; unset it, and encrypt the links between hosts by WireGuard (docs/two_hosts.md)");
+  }
+}
+
 c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_members(const GlooPlace& place, const std::string& prefix,
                                                            int rank, int size) {
   configure_c10d();
   auto options = c10d::ProcessGroupGloo::Options::create(place.timeout);
-  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
-  options->devices.push_back(interface != nullptr && *interface != '\0'
-                                 ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
-                                 : c10d::ProcessGroupGloo::createDeviceForHostname(place.address));
+  options->devices.push_back(make_device(place.address));
   auto store = c10::make_intrusive<c10d::PrefixStore>(prefix, place.store);
   // Outlives the handler: a peer whose connection is closed then finds the cause in the store.
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group;
@@ -177,10 +198,12 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_members(const GlooPlace& plac
 }  // namespace
 
 GlooPlace gloo_place(const LaunchEnvironment& environment, const CommOptions& options, RunStore store) {
+  const std::string address = environment.single_node()
+                                  ? std::string("127.0.0.1")
+                                  : address_towards(environment.master_addr, environment.master_port);
+  check_transport(address);
   return {.store = std::move(store),
-          .address = environment.single_node()
-                         ? std::string("127.0.0.1")
-                         : address_towards(environment.master_addr, environment.master_port),
+          .address = address,
           .timeout = options.timeout(),
           .is_broken_off = environment.is_broken_off};
 }

@@ -30,7 +30,8 @@ struct GlooPlace {
 constexpr std::chrono::milliseconds kLookForBreak{10};
 constexpr const char* kBrokenOff = "the launcher has told the ranks to leave this group";
 
-/// Requires: all processes of the run have joined the store.
+/// Requires: all processes of the run have joined the store. Throws Error(kUsage) if GLOO_DEVICE_TRANSPORT
+/// names a transport that libtorch's gloo lacks.
 GlooPlace gloo_place(const LaunchEnvironment& environment, const CommOptions& options, RunStore store);
 
 /// Connects member `rank` with the other `size` - 1 members and returns when all members are connected.

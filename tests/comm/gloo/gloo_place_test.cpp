@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <future>
 #include <stdexcept>
@@ -17,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/util/error.h"
 #include "support/connected_ranks.h"
 
 namespace fsdp::comm {
@@ -137,6 +140,26 @@ TEST(GlooConnecting, TurnsOffTheFlightRecorderOfC10d) {
   c10::utils::set_env("TORCH_FR_BUFFER_SIZE", "2000");
   testing::run_ranks_over_gloo({.queued = false}, [](auto&) {});
   EXPECT_EQ(c10::utils::get_env("TORCH_FR_BUFFER_SIZE"), "0");
+}
+
+// libtorch reads the variable once, so the check runs in a process of its own.
+TEST(GlooConnectingDeathTest, RefusesATransportThatLibtorchLacks) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto place_with = [](const char* transport) {
+    ::setenv("GLOO_DEVICE_TRANSPORT", transport, /*overwrite=*/1);
+    try {
+      gloo_place(LaunchEnvironment(), CommOptions(), RunStore());
+    } catch (const util::Error& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      std::exit(static_cast<int>(error.kind()));
+    }
+    std::exit(0);
+  };
+  EXPECT_EXIT(
+      place_with("TCP_NONE"), ::testing::ExitedWithCode(2),
+      "GLOO_DEVICE_TRANSPORT must be a transport that libtorch's gloo was built with, but is TCP_NONE");
+  EXPECT_EXIT(place_with("TCP"), ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(place_with(""), ::testing::ExitedWithCode(0), "");
 }
 
 TEST(GlooConnecting, OfOneRankNeedsNobody) {
