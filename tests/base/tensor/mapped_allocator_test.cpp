@@ -70,7 +70,9 @@ TEST_F(MappedAllocatorTest, ReturnsWhatIsTooShortToTheSystemWhenAnotherPlaceWoul
   const c10::DataPtr large = allocator_.allocate(60 * kMib);
   std::memset(large.get(), 1, 60 * kMib);
   EXPECT_LE(allocator_.held_bytes(), most_held_bytes(128 * kMib));
-  EXPECT_LT(resident_bytes() - before, 20 * kMib);
+  // Beyond the spare 16 MiB, the kernel's khugepaged may fill returned halves of huge pages again, 8 of them
+  // each time it wakes. If nothing were returned, it would be 60 MiB.
+  EXPECT_LT(resident_bytes() - before, 40 * kMib);
 }
 
 TEST_F(MappedAllocatorTest, AlignsAsKernelsExpect) {
