@@ -188,7 +188,8 @@ int train(const config::Config& config, const comm::LaunchEnvironment& environme
 }
 
 void explain(const config::Config& config, const comm::LaunchEnvironment& environment,
-             const train::ExplainOptions& options) {
+             train::ExplainOptions options) {
+  options.ranks_of_host = environment.single_node() ? 0 : environment.local_world_size;
   auto communicator = connect(config, environment);
   const std::string text = train::explain_step(config, communicator, options);
   cli::print(options.json ? text : cli::with_flags(text));

@@ -2,10 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/util/error.h"
 #include "e2e/programs.h"
+#include "support/free_port.h"
 
 namespace fsdp::e2e {
 namespace {
@@ -21,6 +27,17 @@ class ExplainStep : public ::testing::Test {
     arguments.insert(arguments.begin(), {"--explain-step", "run.output_dir=" + (folder_ / "out").string(),
                                          "data.train=[\"" + (folder_ / "train.bin").string() + "\"]"});
     return launch_training(2, folder_ / "config.toml", arguments);
+  }
+
+  /// The output without the rank before each line.
+  static std::string without_ranks(const std::string& text) {
+    std::istringstream lines(text);
+    std::string result;
+    for (std::string line; std::getline(lines, line);) {
+      const std::string_view prefix = "[rank0] ";
+      result += (line.starts_with(prefix) ? line.substr(prefix.size()) : line) + "\n";
+    }
+    return result;
   }
 
   static int count(const std::string& text, const std::string& part) {
@@ -62,6 +79,44 @@ TEST_F(ExplainStep, WritesATimelineOnRequest) {
   const auto refused = explain({"--timeline", (folder_ / "step.json/in.json").string()});
   EXPECT_EQ(refused.exit_code, static_cast<int>(ErrorKind::kIo)) << refused.err;
   EXPECT_NE(refused.err.find("step.json/in.json: Not a directory"), std::string::npos) << refused.err;
+}
+
+TEST_F(ExplainStep, CountsTheBytesBetweenHosts) {
+  const std::string port = std::to_string(testing::free_port());
+  const auto explained_on_two_hosts = [&](const std::vector<std::string>& more) {
+    std::vector<std::unique_ptr<testing::RunningProgram>> hosts;
+    for (const char* rank : {"1", "0"}) {
+      std::vector<std::string> command{program("fsdp-launch"), "--nnodes", "2", "--node-rank", rank,
+                                       "--master-port",        port,       "--"};
+      command.insert(command.end(),
+                     {program("fsdp-train"), (folder_ / "config.toml").string(), "--explain-step",
+                      "run.output_dir=" + (folder_ / "out").string(),
+                      "data.train=[\"" + (folder_ / "train.bin").string() + "\"]", "comm.backend=gloo"});
+      command.insert(command.end(), more.begin(), more.end());
+      hosts.push_back(std::make_unique<testing::RunningProgram>(
+          command, testing::RunOptions{.env = {{"OMP_NUM_THREADS", "1"}}}));
+    }
+    hosts.front()->wait();
+    return hosts.back()->wait();
+  };
+  testing::ProgramResult result = explained_on_two_hosts({"--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto json = nlohmann::json::parse(without_ranks(result.out));
+  // On two hosts of one rank each, the payload of a collective is what the host receives.
+  int64_t payloads = 0;
+  for (const auto& row : json.at("rows")) {
+    const std::string name = row.at("name");
+    if (name.ends_with(", bytes")) payloads += row.at("measured").get<int64_t>();
+  }
+  const int64_t counted = json.at("bytes_from_other_hosts");
+  EXPECT_GE(counted, payloads);
+  EXPECT_LE(counted, payloads + 100) << "loss and norm too";
+  EXPECT_GT(payloads, 100'000);
+
+  result = explained_on_two_hosts({});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("each of 2 hosts receives "), std::string::npos) << result.out;
+  EXPECT_EQ(explain({}).out.find("from other hosts"), std::string::npos) << "on one host";
 }
 
 TEST_F(ExplainStep, AllUnitsAloneIsAMistakeOfUse) {

@@ -1,7 +1,9 @@
 #include "run/train/explain_step.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "base/util/error.h"
@@ -16,6 +18,7 @@
 #include "state/groups/learning_rate.h"
 #include "tools/plan/memory.h"
 #include "tools/report/timeline_file.h"
+#include "tools/simulate/simulate.h"
 
 namespace fsdp::train {
 namespace {
@@ -205,8 +208,25 @@ std::string times(const StepRecord& step, int world_size) {
                 util::printed(" (%.0f%%)\n", share));
 }
 
+/// Bytes that each host receives from the others; nothing if there are no others, or if hosts have different
+/// numbers of ranks.
+std::optional<int64_t> bytes_from_other_hosts(const config::Config& config, const ShardedModel& parts,
+                                              const comm::MeshShape& mesh, int ranks_of_host,
+                                              plan::PassDevice device) {
+  const int world = mesh.world_size();
+  if (ranks_of_host == 0 || ranks_of_host >= world || world % ranks_of_host != 0) return std::nullopt;
+  const bool on_device = device != plan::PassDevice::kCpu;
+  const simulate::Cluster cluster{
+      .mesh = mesh,
+      .ranks_of_host = ranks_of_host,
+      .backend = comm::backend_in_use(config.comm.backend, world, ranks_of_host, on_device)};
+  return std::llround(
+      simulate::bytes_from_other_hosts(config, shard::unit_sizes(*parts.engine), cluster, device));
+}
+
 std::string step_json(const config::Config& config, const ShardedModel& parts, const StepResult& result,
-                      const StepRecord& step, const FormulaRows& rows) {
+                      const StepRecord& step, const FormulaRows& rows,
+                      const std::optional<int64_t>& from_other_hosts) {
   constexpr double kMicroseconds = 1e6;
   const shard::Engine& engine = *parts.engine;
   const CommunicationTime time = communication_time(step);
@@ -221,6 +241,8 @@ std::string step_json(const config::Config& config, const ShardedModel& parts, c
       {"step_seconds", (step.end_us - step.begin_us) / kMicroseconds},
       {"communication_seconds", time.total_us / kMicroseconds},
       {"exposed_seconds", time.exposed_us / kMicroseconds},
+      {"bytes_from_other_hosts",
+       from_other_hosts ? nlohmann::ordered_json(*from_other_hosts) : nlohmann::ordered_json()},
       {"rows", json_of_rows(rows)}};
   return json.dump(2) + "\n";
 }
@@ -290,10 +312,17 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
                     .layers = plan::layer_traffic(config, mesh.shape(), device),
                     .optimizer = plan::optimizer_traffic(config.optimizer, shard::unit_sizes(*parts.engine))},
                    count(*parts.engine, record));
-  if (options.json) return step_json(config, parts, result, record, rows);
+  const std::optional<int64_t> from_other_hosts =
+      bytes_from_other_hosts(config, parts, mesh.shape(), options.ranks_of_host, device);
+  if (options.json) return step_json(config, parts, result, record, rows, from_other_hosts);
+  const std::string between =
+      from_other_hosts
+          ? concat("each of ", communicator->world_size() / options.ranks_of_host, " hosts receives ",
+                   with_commas(*from_other_hosts), " bytes from other hosts in a step\n\n")
+          : std::string();
   return concat(heading(config, parts, result), "\n", schedule(*parts.engine, options), "\n", kLegend, "\n",
                 timeline_text(record, limits_for(*parts.engine, options)), "\n", table(rows, formula), "\n",
-                times(record, communicator->world_size()));
+                between, times(record, communicator->world_size()));
 }
 
 }  // namespace fsdp::train

@@ -12,6 +12,7 @@
 namespace fsdp::train {
 
 struct ExplainOptions {
+  int ranks_of_host = 0;   ///< ranks on each host; 0: all ranks are on one host
   bool all_units = false;  ///< every event; otherwise as many units as fit into about 60 lines
   /// File into which rank 0 writes the step: a Chrome trace (comm/events/step_tracks.h) if its name ends in
   /// .json, a picture (tools/report/step_picture.h) if it ends in .svg. Empty: none is written.
@@ -28,6 +29,7 @@ struct ExplainOptions {
 ///   - the schedule's commands at each event of a unit, see shard/units/schedule_text.h
 ///   - a timeline of rank 0, see step_timeline.h
 ///   - a table of shard::step_formula() and the measurements
+///   - on several hosts, the bytes that each receives from the others
 ///
 /// Writes no other file than options.timeline. Returns the text on rank 0 and an empty one on the others.
 /// Collective. Throws as Trainer does, and, before the first step, Error(kUsage) for a timeline with another

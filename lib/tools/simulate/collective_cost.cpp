@@ -244,6 +244,29 @@ Cost cost_of(const CollectiveCall& call, comm::Backend backend, const NetworkTab
   fail(ErrorKind::kUnexpected, "a collective needs a backend");
 }
 
+double bytes_from_other_hosts(const CollectiveCall& call, comm::Backend backend) {
+  const double ranks = call.group.ranks, here = call.group.ranks_of_host, hosts = call.group.hosts();
+  if (hosts < 2) return 0;
+  const std::string_view name = comm::row_of(backend).name;
+  const bool is_hierarchical = name.starts_with("hierarchical") && here > 1;
+  // Each tensor reaches a host once, and not once for each of its ranks.
+  const bool is_received_once = is_hierarchical || name == "nccl";
+  switch (call.kind) {
+    case CollectiveKind::kAllGather:
+    case CollectiveKind::kReduceScatter:
+      return (ranks - here) * call.bytes / (is_received_once ? here : 1);
+    case CollectiveKind::kAllReduce:
+      if (is_hierarchical && call.bytes <= kSmallBytes / 2) return (hosts - 1) * call.bytes;
+      if (is_received_once) return 2 * (hosts - 1) / hosts * call.bytes / here;
+      // In gloo's ring, one rank of a host has its neighbour on another.
+      return name == "mpi" ? 2 * (ranks - here) / ranks * call.bytes
+                           : 2 * (ranks - 1) / ranks * call.bytes / here;
+    case CollectiveKind::kExchange:
+      return call.bytes / here;
+  }
+  return 0;
+}
+
 double transfer_seconds(const Stage& stage, const NetworkTable& network, double cores) {
   double seconds = cores > 0 ? stage.core_seconds * std::max(1.0, 1 / cores) : stage.core_seconds;
   for (const Level level : {Level::kInside, Level::kBetween, Level::kSlices}) {

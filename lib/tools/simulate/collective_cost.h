@@ -55,6 +55,9 @@ struct CollectiveCall {
 /// Requires: `backend` is not kAuto.
 Cost cost_of(const CollectiveCall& call, comm::Backend backend, const NetworkTable& network);
 
+/// Bytes that a rank of the group receives from other hosts, on average over the ranks of its host.
+double bytes_from_other_hosts(const CollectiveCall& call, comm::Backend backend);
+
 /// Seconds of a stage without its delay, when nothing else runs. `cores`: cores that the rank can use; 0:
 /// their time does not count.
 double transfer_seconds(const Stage& stage, const NetworkTable& network, double cores);

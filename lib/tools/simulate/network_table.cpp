@@ -15,6 +15,12 @@ constexpr std::string_view kRoce =
 constexpr std::string_view kTcp =
     "the rate in the name; latency assumed, of a message through the sockets of two kernels";
 constexpr double kTcpLatency = 50e-6;
+constexpr std::string_view kLan =
+    "the rate in the name is a host's, shared by its ranks; latency assumed, of the switch of a home or an office";
+constexpr double kLanLatency = 100e-6;
+constexpr std::string_view kWan =
+    "the rate in the name is a host's, shared by its ranks; latency assumed, between homes of one country";
+constexpr double kWanLatency = 10e-3;
 
 }  // namespace
 
@@ -36,6 +42,11 @@ const std::vector<NetworkPreset>& network_presets() {
       {"tcp-10", 10, kTcpLatency, kTcp},
       {"tcp-25", 25, kTcpLatency, kTcp},
       {"tcp-100", 100, kTcpLatency, kTcp},
+      {"lan-1", 1, kLanLatency, kLan, true},
+      {"lan-2.5", 2.5, kLanLatency, kLan, true},
+      {"lan-10", 10, kLanLatency, kLan, true},
+      {"wan-0.1", 0.1, kWanLatency, kWan, true},
+      {"wan-1", 1, kWanLatency, kWan, true},
   };
   return presets;
 }

@@ -2,6 +2,7 @@
 
 // NetworkTable: the links between ranks, level by level, and presets of networks by name.
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -58,12 +59,18 @@ struct NetworkTable {
   double sum_seconds(double bytes) const { return seconds_at_rate(bytes, sum_bytes_per_second); }
 };
 
-/// A network of hosts in which each GPU has one port.
+/// A network of hosts in which each GPU has one port, or each host.
 struct NetworkPreset {
   std::string_view name;  ///< "ib-400"
-  double gbps;            ///< rate of a GPU's port, each way
+  double gbps;            ///< rate of a port, each way
   double latency_seconds;
   std::string_view source;
+  bool is_of_host = false;  ///< whether the ranks of a host share one port
+
+  /// Rate of each of so many ranks on a host.
+  double gbps_of_rank(int64_t ranks_of_host) const {
+    return is_of_host && ranks_of_host > 1 ? gbps / static_cast<double>(ranks_of_host) : gbps;
+  }
 };
 
 const std::vector<NetworkPreset>& network_presets();

@@ -40,13 +40,13 @@ ComputeTable table_of_gpu(const plan::PlanOptions& machines, const config::Confi
 }
 
 /// Replaces the links between hosts by the preset, if one is given.
-void use_preset(NetworkTable& network, const SimulationOptions& options) {
+void use_preset(NetworkTable& network, const SimulationOptions& options, int64_t ranks_of_host) {
   if (options.network.empty()) return;
   const NetworkPreset& preset = network_preset(options.network);
   network.name = preset.name;
   network.source = preset.source;
   network.between.latency_seconds = preset.latency_seconds;
-  network.between.bytes_per_second = kNetworkShare * preset.gbps * kBytesOfGbit;
+  network.between.bytes_per_second = kNetworkShare * preset.gbps_of_rank(ranks_of_host) * kBytesOfGbit;
 }
 
 NetworkTable network_of_gpus(const plan::PlanOptions& machines, const SimulationOptions& options) {
@@ -62,12 +62,14 @@ NetworkTable network_of_gpus(const plan::PlanOptions& machines, const Simulation
                  .bytes_per_second = kNetworkShare * machines.dcn_bandwidth_gbps * kBytesOfGbit},
       .base_seconds = kCollectiveLatency,
       .host_bytes_per_second = machines.host_bandwidth_gbps * kBytesOfGbit};
-  use_preset(network, options);
+  use_preset(network, options, machines.gpus_per_node);
+  // Slices are on different hosts.
+  if (network.slices.bytes_per_second > network.between.bytes_per_second) network.slices = network.between;
   return network;
 }
 
 NetworkTable measured_network(const Calibration& calibration, comm::Backend backend,
-                              const SimulationOptions& options) {
+                              const SimulationOptions& options, int64_t ranks_of_host) {
   const auto found = calibration.networks.find(util::name_of(backend));
   if (found == calibration.networks.end()) {
     fail(ErrorKind::kUsage, "`calibration` must have the links of the run's backend, but ",
@@ -76,8 +78,8 @@ NetworkTable measured_network(const Calibration& calibration, comm::Backend back
          util::name_of(backend));
   }
   NetworkTable network = found->second;
-  use_preset(network, options);
-  if (network.slices.bytes_per_second == 0) network.slices = network.between;
+  use_preset(network, options, ranks_of_host);
+  if (network.slices.bytes_per_second == 0 || !options.network.empty()) network.slices = network.between;
   return network;
 }
 
@@ -146,7 +148,7 @@ Simulation simulate(const plan::Plan& plan, const SimulationOptions& options) {
            options.calibration, " is of ", calibration.compute.dtype,
            "; measure again with mixed_precision.param_dtype=", dtype);
     }
-    if (world > 1) cluster.network = measured_network(calibration, cluster.backend, options);
+    if (world > 1) cluster.network = measured_network(calibration, cluster.backend, options, ranks_of_host);
     if (!simulation.compute.is_gpu()) {
       const int64_t here = ranks_of_host > 0 ? ranks_of_host : world;
       cluster.cores_of_rank = options.cores_per_rank > 0
@@ -209,6 +211,16 @@ Simulation simulate(const plan::Plan& plan, const SimulationOptions& options) {
         fault_times(options, config.checkpoint.interval_minutes, cluster.hosts(), simulation.step_seconds);
   }
   return simulation;
+}
+
+double bytes_from_other_hosts(const config::Config& config, const plan::Units& units, const Cluster& cluster,
+                              plan::PassDevice device) {
+  const plan::RecordedPass pass = plan::record_pass(config, device);
+  // Only the order of the step counts, so that any speed will do.
+  const ComputeTable compute{.threads = pass.on_device() ? 0 : 1, .host_seconds = kLaunchSeconds};
+  const StepOptions options{.reduce_scatter_group = config.fsdp.reduce_scatter_group};
+  return simulate_step(step_program(config, units, pass, compute), units, cluster, options)
+      .bytes_from_other_hosts;
 }
 
 }  // namespace fsdp::simulate

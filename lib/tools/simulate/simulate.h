@@ -64,6 +64,11 @@ struct Simulation {
 /// run's backend, or neither a calibration nor a GPU is given.
 Simulation simulate(const plan::Plan& plan, const SimulationOptions& options);
 
+/// Bytes that each host receives from the others in a step, by the algorithms of the cluster's backend.
+/// `units` and `device` are those of the run.
+double bytes_from_other_hosts(const config::Config& config, const plan::Units& units, const Cluster& cluster,
+                              plan::PassDevice device);
+
 /// A report for people.
 std::string simulation_text(const plan::Plan& plan, const Simulation& simulation);
 /// One JSON object, with a line end.

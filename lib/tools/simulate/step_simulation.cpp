@@ -251,6 +251,8 @@ class StepRun {
       } else {
         made.cost = cost_of(call.call, cluster_.backend, cluster_.network);
         made.obstacle = obstacle_of(made.cost, cluster_.network, cluster_.cores_of_rank);
+        times_.bytes_from_other_hosts += times_of_section_ * static_cast<double>(cluster_.ranks_of_host) *
+                                         bytes_from_other_hosts(call.call, cluster_.backend);
       }
       queues_[call.queue].push_back(job);
     }

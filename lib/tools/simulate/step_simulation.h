@@ -51,6 +51,7 @@ struct StepTimes {
   double communication = 0;                       ///< sum over all collectives, from begin to end
   double copies = 0;                              ///< sum over all copies to and from host memory
   double exposed = 0;                             ///< time for which the rank waited
+  double bytes_from_other_hosts = 0;              ///< bytes that each host receives from the others
   std::map<std::string, double> exposed_by_kind;  ///< "all-gathers in forward"
   std::array<double, kObstacles> exposed_by_obstacle{};
 

@@ -99,6 +99,10 @@ std::string simulation_text(const plan::Plan& plan, const Simulation& simulation
                   ? printed("%.1f%% more, beside communication", share(times.computing - computed, computed))
                   : std::string());
   text += row("communication", duration(times.communication));
+  if (simulation.cluster.hosts() > 1) {
+    text += row("received from other hosts", plan::decimal_bytes(std::llround(times.bytes_from_other_hosts)),
+                concat("by each of ", simulation.cluster.hosts(), " hosts"));
+  }
   if (times.copies > 0) text += row("copies to and from host memory", duration(times.copies));
   text += row("exposed, not hidden by compute", duration(times.exposed),
               printed("%.0f%% of the step", share(times.exposed, times.step)));
@@ -152,6 +156,7 @@ std::string simulation_json(const plan::Plan& plan, const Simulation& simulation
       {"copy_seconds", times.copies},
       {"communication_seconds", times.communication},
       {"exposed_seconds", times.exposed},
+      {"bytes_from_other_hosts", std::llround(times.bytes_from_other_hosts)},
       {"exposed_seconds_by_kind", std::move(kinds)},
       {"exposed_seconds_by_obstacle", std::move(obstacles)},
       {"model_tflops_per_rank", plan.flops.model * simulation.tokens_per_second / 1e12 / plan.ranks()},

@@ -115,6 +115,42 @@ TEST(CollectiveCost, IsKnownForEveryBackendThatARunUses) {
   }
 }
 
+double from_other_hosts(CollectiveKind kind, double bytes, const RankGroup& group, Backend backend) {
+  return bytes_from_other_hosts({.kind = kind, .bytes = bytes, .group = group}, backend);
+}
+
+TEST(BytesFromOtherHosts, AreThoseOfOtherRanksWhereEachHostHasOne) {
+  const RankGroup group{.ranks = 4, .ranks_of_host = 1};
+  for (const Backend backend : {Backend::kGloo, Backend::kMpi, Backend::kHierarchical, Backend::kNccl}) {
+    EXPECT_DOUBLE_EQ(from_other_hosts(CollectiveKind::kAllGather, 1e6, group, backend), 3e6);
+    EXPECT_DOUBLE_EQ(from_other_hosts(CollectiveKind::kReduceScatter, 1e6, group, backend), 3e6);
+    EXPECT_DOUBLE_EQ(from_other_hosts(CollectiveKind::kAllReduce, 1e6, group, backend), 1.5e6);
+    EXPECT_DOUBLE_EQ(from_other_hosts(CollectiveKind::kExchange, 1e6, group, backend), 1e6);
+  }
+}
+
+TEST(BytesFromOtherHosts, CrossTheNetworkOncePerHostInHierarchies) {
+  const RankGroup group{.ranks = 8, .ranks_of_host = 4};
+  EXPECT_DOUBLE_EQ(from_other_hosts(CollectiveKind::kAllGather, 1e6, group, Backend::kGloo), 4e6);
+  EXPECT_DOUBLE_EQ(from_other_hosts(CollectiveKind::kReduceScatter, 1e6, group, Backend::kMpi), 4e6);
+  for (const Backend backend : {Backend::kHierarchical, Backend::kHierarchicalMpi, Backend::kNccl}) {
+    EXPECT_DOUBLE_EQ(from_other_hosts(CollectiveKind::kAllGather, 1e6, group, backend), 1e6);
+    EXPECT_DOUBLE_EQ(from_other_hosts(CollectiveKind::kReduceScatter, 1e6, group, backend), 1e6);
+    EXPECT_DOUBLE_EQ(from_other_hosts(CollectiveKind::kAllReduce, 1e6, group, backend), 0.25e6);
+  }
+  EXPECT_DOUBLE_EQ(from_other_hosts(CollectiveKind::kAllReduce, 1e6, group, Backend::kGloo), 1.75e6 / 4)
+      << "one of four ranks has its neighbour in the ring on the other host";
+}
+
+TEST(BytesFromOtherHosts, AreNoneOnOneHost) {
+  const RankGroup group{.ranks = 4, .ranks_of_host = 4};
+  for (const CollectiveKind kind : {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter,
+                                    CollectiveKind::kAllReduce, CollectiveKind::kExchange}) {
+    EXPECT_EQ(from_other_hosts(kind, 1e6, group, Backend::kGloo), 0);
+    EXPECT_EQ(from_other_hosts(kind, 1e6, group, Backend::kNccl), 0);
+  }
+}
+
 TEST(Networks, HaveTheirRateInTheirName) {
   for (const NetworkPreset& preset : network_presets()) {
     const std::string name(preset.name);
@@ -122,6 +158,9 @@ TEST(Networks, HaveTheirRateInTheirName) {
     EXPECT_FALSE(preset.source.empty());
   }
   EXPECT_THROW(network_preset("ib-40"), util::Error);
+  EXPECT_EQ(network_preset("tcp-10").gbps_of_rank(4), 10) << "each rank has a port";
+  EXPECT_EQ(network_preset("lan-1").gbps_of_rank(4), 0.25);
+  EXPECT_EQ(network_preset("lan-1").gbps_of_rank(0), 1);
 }
 
 }  // namespace

@@ -76,6 +76,24 @@ TEST(Simulate, IsSlowerOverASlowerNetwork) {
   EXPECT_EQ(slow.kernels.of, fast.kernels.of);
 }
 
+TEST(Simulate, LinksSlicesNoFasterThanHosts) {
+  const plan::Plan plan = planned(llama_8b({"fsdp.strategy=hybrid_shard", "mesh.dcn=8"}), 64);
+  const NetworkTable slow = simulate(plan, {.network = "tcp-10"}).cluster.network;
+  EXPECT_EQ(slow.slices.bytes_per_second, slow.between.bytes_per_second);
+  const NetworkTable fast = simulate(plan, {.network = "ib-400"}).cluster.network;
+  EXPECT_LT(fast.slices.bytes_per_second, fast.between.bytes_per_second) << "as --dcn-bandwidth-gbps says";
+}
+
+TEST(Simulate, CountsTheBytesBetweenHosts) {
+  const plan::Plan plan = planned(llama_8b(), 64);
+  const Simulation simulation = simulate(plan, {.network = "ib-400"});
+  // NCCL brings the parts of 56 ranks of other hosts to each host once.
+  const shard::Traffic& traffic = plan.step.traffic;
+  const double expected = 56.0 * static_cast<double>(traffic.all_gather_bytes + traffic.reduce_scatter_bytes);
+  EXPECT_NEAR(simulation.times.bytes_from_other_hosts, expected, 1e-6 * expected);
+  EXPECT_EQ(simulate(planned(llama_8b(), 8), {}).times.bytes_from_other_hosts, 0);
+}
+
 TEST(Simulate, FindsTheScaleOfAMeasuredStep) {
   const plan::Plan plan = planned(llama_8b(), 64);
   const Simulation measured = simulate(plan, {.network = "ib-400", .compute_scale = 1.3});

@@ -92,6 +92,22 @@ TEST(SimulatedStep, LeavesOutTheReplicasWhereAReductionEndsInTheSlice) {
   EXPECT_NEAR(seconds(CommandKind::kReduce), 1 + 2, 1e-9) << "two ranks' 1000 bytes";
 }
 
+TEST(SimulatedStep, CountsWhatAHostReceivesFromOthers) {
+  Cluster cluster = slow_links();
+  const std::vector<Operation> operations = {command(CommandKind::kGather, 1),
+                                             command(CommandKind::kWaitForGather, 1)};
+  EXPECT_EQ(simulated(operations, cluster).bytes_from_other_hosts, 0) << "all ranks are on one host";
+  cluster.ranks_of_host = 2;
+  EXPECT_EQ(simulated(operations, cluster).bytes_from_other_hosts, 2 * 2 * 1000)
+      << "two ranks, of two others";
+  cluster.backend = comm::Backend::kHierarchical;
+  EXPECT_EQ(simulated(operations, cluster).bytes_from_other_hosts, 2 * 1000);
+  StepOptions options;
+  options.slowness = {1, 2};
+  EXPECT_EQ(simulated(operations, cluster, options).bytes_from_other_hosts, 2 * 1000)
+      << "not once for each kind of ranks";
+}
+
 TEST(SimulatedStep, SharesTheCoresOfAHostWithCompute) {
   Cluster cluster = slow_links();
   cluster.backend = comm::Backend::kShm;
