@@ -117,7 +117,7 @@ class SlowHosts(Hosts):
         try:
             for name in self.names:
                 subprocess.run(["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate",
-                                f"{self.links.mbit}mbit", "burst", "256kb", "latency", "200ms"], check=True)
+                                f"{self.links.mbit}mbit", "burst", f"{max(256, self.links.mbit // 8)}kb", "latency", "200ms"], check=True)
             if self.links.delay_ms:
                 hub = f"{self.prefix}hub"
                 for i in range(len(self.names)):
@@ -182,11 +182,11 @@ class Bench:
                 raise SystemExit(f"a rank ended with {process.returncode}:\n{text[-3000:]}")
         return texts[0]
 
-    def calibrate(self, links, ranks, dtype):
+    def calibrate(self, links, ranks, dtype, backend=None):
         """The file of what a rank a core computes, and of the links of so many ranks."""
         compute = self.folder / f"compute-{dtype}.json"
         path = self.folder / f"{links.mbit}-{links.delay_ms}-{ranks}-{dtype}.json"
-        backend = "gloo" if links.mbit else "shm"
+        backend = backend or ("gloo" if links.mbit else "shm")
         config = self.config({"mixed_precision.param_dtype": dtype, "comm.backend": backend})
         if not compute.exists():
             print(self.launch(SHM, self.cores, ["doctor", config, "comm.backend=shm", "--calibrate", str(compute)]), end="", flush=True)
