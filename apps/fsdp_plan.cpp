@@ -76,16 +76,19 @@ int main(int argc, char** argv) {
   const cli::Page page{
       .name = "fsdp-plan",
       .summary = "what a rank of a training run would need, computed from its config",
-      .examples = {{"a model of 175 billion parameters on devices of 40 GiB",
-                    "fsdp-plan configs/plan/175b.toml --gpu-memory-gib 40"},
-                   {"another number of ranks, and machines of a given speed",
-                    "fsdp-plan config.toml --world-size 256 --bandwidth-gbps 200 --flops-tflops 300"},
-                   {"a well-known model on GPUs by their data sheet, and how long 15 trillion tokens take",
-                    "fsdp-plan --preset llama3-8b --gpus 64 --gpu h100 --tokens 15T"},
-                   {"a simulated step, with a network by its name, and what faults make of the run",
-                    "fsdp-plan --preset llama3-8b --gpus 1024 --gpu h100-sxm --simulate --network ib-400 "
-                    "--mtbf-hours 5000"},
-                   {"as JSON, with a key changed", "fsdp-plan config.toml data.micro_batch_size=8 --json"}},
+      .examples =
+          {{"a model of 175 billion parameters on devices of 40 GiB",
+            "fsdp-plan configs/plan/175b.toml --gpu-memory-gib 40"},
+           {"another number of ranks, and machines of a given speed",
+            "fsdp-plan config.toml --world-size 256 --bandwidth-gbps 200 --flops-tflops 300"},
+           {"a well-known model on GPUs by their data sheet, and how long 15 trillion tokens take",
+            "fsdp-plan --preset llama3-8b --gpus 64 --gpu h100 --tokens 15T"},
+           {"a simulated step, with a network by its name, and what faults make of the run",
+            "fsdp-plan --preset llama3-8b --gpus 1024 --gpu h100-sxm --simulate --network ib-400 "
+            "--mtbf-hours 5000"},
+           {"how to share a run between two hosts with 8 GPUs each on a link of 10 Gbit/s",
+            "fsdp-plan --preset llama3-8b --gpus 16 --gpu h100 --simulate --network tcp-10 --propose"},
+           {"as JSON, with a key changed", "fsdp-plan config.toml data.micro_batch_size=8 --json"}},
       .words = apps::config_words(),
       .answer_to_foreign_word = config::foreign_flag_answer};
   if (const auto code = cli::parse(app, page, argc, argv)) return *code;
@@ -97,8 +100,16 @@ int main(int argc, char** argv) {
           "command line: expected a config (a TOML file) or --preset; found neither; for example: fsdp-plan "
           "--preset llama3-8b --gpus 8 --gpu h100");
     }
-    const config::Config planned = preset.empty() ? config::load_config(config_path, overrides)
-                                                  : preset_config(preset, config_path, overrides);
+    const auto config_with = [&](const std::vector<std::string>& more) {
+      std::vector<std::string> all = overrides;
+      all.insert(all.end(), more.begin(), more.end());
+      return preset.empty() ? config::load_config(config_path, all) : preset_config(preset, config_path, all);
+    };
+    if (simulation.proposes) {
+      apps::print_proposals(config_with, arguments, simulation);
+      return 0;
+    }
+    const config::Config planned = config_with({});
     if (simulation.is_on) {
       apps::print_simulation(planned, arguments, simulation);
       return 0;

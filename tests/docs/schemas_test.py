@@ -31,6 +31,7 @@ COMMANDS = [
     ("fsdp-plan", "fsdp-train plan config.toml --world-size 2 --json"),
     ("fsdp-plan", "fsdp-plan --preset llama3-8b --gpus 8 --gpu h100 --tokens 1T --json"),
     ("fsdp-plan-simulate", "fsdp-plan --preset llama3-8b --gpus 16 --gpu h100 --simulate --mtbf-hours 5000 --json"),
+    ("fsdp-plan-propose", "fsdp-plan --preset llama3-8b --gpus 16 --gpu h100 --simulate --network tcp-10 --propose --json"),
     ("fsdp-ckpt-inspect", "fsdp-ckpt inspect run-1 --json"),
     ("fsdp-ckpt-inspect", "fsdp-ckpt inspect weights.safetensors --json"),
     ("fsdp-ckpt-verify", "fsdp-ckpt verify run-1 --json"),

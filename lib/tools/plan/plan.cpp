@@ -161,15 +161,16 @@ int64_t largest_micro_batch(config::Config config, const Units& units, int64_t l
 namespace {
 
 /// Advice to keep frozen units gathered, if memory suffices and traffic is saved; otherwise empty.
-std::string kept_frozen_units(const Plan& plan, const RecordedPass& pass) {
+std::string kept_frozen_units(const Plan& plan) {
   config::Config config = plan.config;
   if (!config.lora.is_on() || !shard::reshards(config.fsdp.strategy)) return {};
   config.fsdp.keep_after_forward = {"*"};
   const Units units = planned_units(config, plan.mesh);
   const int64_t bytes = step_formula(config, units).traffic.all_gather_bytes;
   const int64_t before = plan.step.traffic.all_gather_bytes;
-  const int64_t peak = device_peak(config, units, pass);
-  if (bytes >= before || peak > plan.memory_limit()) return {};
+  if (bytes >= before) return {};
+  const int64_t peak = device_peak(config, units, record_pass(config));
+  if (peak > plan.memory_limit()) return {};
   return concat("frozen units can stay gathered for a whole step, with ", util::human_bytes(peak),
                 " of memory: all-gathers then send ", util::human_bytes(bytes),
                 " a rank and step instead of ", util::human_bytes(before),
@@ -245,7 +246,7 @@ int64_t frozen_bytes(const config::Config& config, const comm::MeshShape& mesh) 
 
 }  // namespace
 
-Plan make_plan(const config::Config& given, const PlanOptions& options) {
+Plan plan_needs(const config::Config& given, const PlanOptions& options) {
   Plan plan;
   plan.config = given;
   plan.machines = options;
@@ -260,7 +261,6 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
     plan.config.activation_checkpointing = plan.recomputation.options;
   }
   const int64_t frozen = plan.memory.frozen = frozen_bytes(plan.config, plan.mesh);
-  config::Config of_any_batch = plan.config;
   plan.config.model.logits_mib = choose_logits_mib(plan.config, plan.mesh, plan.memory_limit());
   const config::Config& config = plan.config;
   plan.units = planned_units(config, plan.mesh);
@@ -282,11 +282,18 @@ Plan make_plan(const config::Config& given, const PlanOptions& options) {
   plan.time = plan_time(config, plan.units, options.speed(), pass);
   plan.flops =
       flops_a_token(config.model, config.data.sequence_length, config.activation_checkpointing, config.lora);
+  return plan;
+}
+
+Plan make_plan(const config::Config& given, const PlanOptions& options) {
+  Plan plan = plan_needs(given, options);
+  config::Config of_any_batch = plan.config;
+  of_any_batch.model.logits_mib = given.model.logits_mib;
   plan.largest_micro_batch = largest_micro_batch(std::move(of_any_batch), plan.units, plan.memory_limit());
-  const std::string blocks = shard::blocks_in_root(plan.units).text(config.fsdp.min_num_params);
+  const std::string blocks = shard::blocks_in_root(plan.units).text(plan.config.fsdp.min_num_params);
   if (!blocks.empty()) plan.warnings.push_back(blocks);
-  if (const std::string kept = kept_frozen_units(plan, pass); !kept.empty()) plan.warnings.push_back(kept);
-  if (frozen > 0) {
+  if (const std::string kept = kept_frozen_units(plan); !kept.empty()) plan.warnings.push_back(kept);
+  if (plan.memory.frozen > 0) {
     plan.warnings.emplace_back(
         "the time does not include the forward of the second model, which is about a third of a step if it is as "
         "large as the trained one");

@@ -88,6 +88,9 @@ int planned_world_size(const config::Config& config, const PlanOptions& options)
 /// Throws Error(kUsage) for a mesh that does not match the world size and for impossible numbers.
 Plan make_plan(const config::Config& config, const PlanOptions& options);
 
+/// make_plan() without what it searches: the largest micro-batch, warnings and advice.
+Plan plan_needs(const config::Config& config, const PlanOptions& options);
+
 /// Changes of the plan's config, the cheapest first, until the run fits or nothing is left to change. `given`
 /// is the config before batches were resolved.
 std::vector<Advice> advise(const Plan& plan, const config::Config& given);
