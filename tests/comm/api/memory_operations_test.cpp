@@ -1,6 +1,7 @@
 #include "comm/api/memory_operations.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
 #include <bit>
