@@ -21,6 +21,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/util/error.h"
@@ -40,6 +41,9 @@ enum class ReduceOp { kSum, kMax };
 /// runs of kFinishedRun sums; the last run may be shorter.
 using FinishSums = std::function<void(float* sums, int64_t n)>;
 inline constexpr int64_t kFinishedRun = 512;
+
+struct Coding;  // comm/api/coding.h
+using CodingPtr = std::shared_ptr<const Coding>;
 
 /// A collective or task in progress. Its tensors must not be touched until it is done. Dropped without a
 /// wait, it goes on: on the host it keeps its tensors, on a device the caller must, until its stream waits.
@@ -117,6 +121,32 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   virtual void barrier(const CallSite& site) = 0;
 
+  // The same collectives of floating-point tensors, with parts that are coded on the links
+  // (comm/api/coding.h): in an all-gather and the second half of an all-reduce, all ranks decode the same
+  // bytes of each part, its owner too; a reduction encodes what each part of it sends, once, and adds float32
+  // in rank order. Each has a default in terms of all_gather() and all_to_all().
+
+  virtual WorkPtr coded_all_gather(const at::Tensor& output, const at::Tensor& input, const CodingPtr& coding,
+                                   const CallSite& site);
+  /// `finish` may be empty.
+  virtual WorkPtr coded_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                       const CodingPtr& coding, const FinishSums& finish,
+                                       const CallSite& site);
+  /// tensor = the sum of the ranks' tensors, in place.
+  virtual WorkPtr coded_all_reduce(const at::Tensor& tensor, const CodingPtr& coding, const CallSite& site);
+  /// Number of parts of n elements that coded_reduce_scatter() encodes on a rank, its own included: one for
+  /// each rank, or for each host where the ranks of a host add up first. Not collective.
+  virtual int coded_parts() const { return world_size(); }
+
+  /// Bytes of links by which traces count a part, the payload of an all-gather or a reduce-scatter, and a
+  /// tensor that is all-reduced. Not collective.
+  virtual int64_t link_bytes_of_part(const at::Tensor& part) const {
+    return static_cast<int64_t>(part.nbytes());
+  }
+  virtual int64_t link_bytes_of_all_reduce(const at::Tensor& tensor) const {
+    return static_cast<int64_t>(tensor.nbytes());
+  }
+
   /// Time for which callers were blocked in wait() while a collective ran, in all groups made from the same
   /// world; the rest of a step's time is this rank's own. A collective counts whole, with the copying that
   /// this rank does in it. nullopt where the time is unknown: for a world of one, for devices, and for
@@ -175,6 +205,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<Communicator> duplicate(const std::string& name);
 
  protected:
+  /// output [W * n] = part rank() [n] of the ranks' inputs [W * n], in rank order, except of this rank, whose
+  /// own part stays undefined. The tensors are contiguous and do not overlap. Only communicators that reach
+  /// the other ranks themselves have it.
+  virtual WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input, const CallSite& site);
+
   /// Checks `ranks` and returns the communicator of a group that needs no new connections: one rank, or all.
   /// Otherwise null.
   std::shared_ptr<Communicator> existing_subgroup(const std::string& name, const std::vector<int>& ranks);
@@ -186,6 +221,22 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   static void check_shift(const at::Tensor& output, const at::Tensor& input, const CallSite& site);
   /// `whole` [W * n] and `part` [n] must be contiguous, and of one type unless `may_differ`.
   void check_whole(const at::Tensor& whole, const at::Tensor& part, bool may_differ = false) const;
+};
+
+/// The sum of parts, some of them coded, in the order in which they are added.
+class CodedSum {
+ public:
+  /// `output`: receives the sum; may be one of the parts.
+  CodedSum(at::Tensor output, CodingPtr coding) : output_(std::move(output)), coding_(std::move(coding)) {}
+
+  void add(const at::Tensor& part);
+  void add_coded(const at::Tensor& bytes);
+  /// Writes the output. `finish` may be empty.
+  void finish(const FinishSums& finish);
+
+ private:
+  at::Tensor output_, sum_;  ///< sum_: fp32
+  CodingPtr coding_;
 };
 
 /// A world of one: no network and no threads; an all-gather or reduce-scatter is at most a copy.
@@ -208,6 +259,9 @@ class SingleCommunicator final : public Communicator {
   std::shared_ptr<Communicator> new_group(const std::string&, const std::vector<int>&) override {
     return shared_from_this();
   }
+
+ protected:
+  WorkPtr all_to_all(const at::Tensor&, const at::Tensor&, const CallSite&) override { return done_work(); }
 };
 
 /// An error that every rank of the group throws with the same message, so that only one needs to report it.

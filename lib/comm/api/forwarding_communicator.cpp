@@ -1,5 +1,7 @@
 #include "comm/api/forwarding_communicator.h"
 
+#include "comm/api/coding.h"
+
 namespace fsdp::comm {
 
 const char* Collective::name() const {
@@ -8,7 +10,19 @@ const char* Collective::name() const {
   return kNames[static_cast<size_t>(kind)];
 }
 
+int64_t Collective::link_bytes(int ranks) const {
+  const auto exact = static_cast<int64_t>(payload().nbytes());
+  if (!coding) return exact;
+  if (kind == Kind::kAllReduce) return all_reduce_link_bytes(coding->type, payload().numel(), 0, ranks);
+  return coding->bytes(payload().numel());
+}
+
 WorkPtr Collective::issue(Communicator& communicator, const CallSite& site) const {
+  if (coding && kind == Kind::kAllGather) return communicator.coded_all_gather(output, input, coding, site);
+  if (coding && kind == Kind::kReduceScatter) {
+    return communicator.coded_reduce_scatter(output, input, coding, finish, site);
+  }
+  if (coding && kind == Kind::kAllReduce) return communicator.coded_all_reduce(output, coding, site);
   if (kind == Kind::kAllGather) return communicator.all_gather(output, input, site);
   if (kind == Kind::kReduceScatter && finish) {
     return communicator.reduce_scatter_and_finish(output, input, finish, site);
@@ -56,6 +70,29 @@ WorkPtr UniformCommunicator::shift(const at::Tensor& output, const at::Tensor& i
 
 void UniformCommunicator::barrier(const CallSite& site) {
   collective({.kind = Collective::Kind::kBarrier}, site)->wait();
+}
+
+WorkPtr UniformCommunicator::coded_all_gather(const at::Tensor& output, const at::Tensor& input,
+                                              const CodingPtr& coding, const CallSite& site) {
+  return collective(
+      {.kind = Collective::Kind::kAllGather, .output = output, .input = input, .coding = coding}, site);
+}
+
+WorkPtr UniformCommunicator::coded_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                                  const CodingPtr& coding, const FinishSums& finish,
+                                                  const CallSite& site) {
+  return collective({.kind = Collective::Kind::kReduceScatter,
+                     .output = output,
+                     .input = input,
+                     .finish = finish,
+                     .coding = coding},
+                    site);
+}
+
+WorkPtr UniformCommunicator::coded_all_reduce(const at::Tensor& tensor, const CodingPtr& coding,
+                                              const CallSite& site) {
+  return collective(
+      {.kind = Collective::Kind::kAllReduce, .output = tensor, .input = tensor, .coding = coding}, site);
 }
 
 }  // namespace fsdp::comm

@@ -25,6 +25,7 @@ struct Collective {
   ReduceOp op = ReduceOp::kSum;  ///< used by all-reduces
   int root = 0;                  ///< used by broadcasts
   FinishSums finish{};           ///< used by reduce-scatters; may be empty
+  CodingPtr coding{};            ///< used by all-gathers, reduce-scatters and sums; null: exact
 
   /// "all_gather" and so on.
   const char* name() const;
@@ -32,6 +33,8 @@ struct Collective {
   /// the whole tensor of an all-reduce or broadcast, the tensor that it sends in a shift. Undefined for a
   /// barrier.
   const at::Tensor& payload() const { return kind == Kind::kReduceScatter ? output : input; }
+  /// Bytes of the payload on the links of `ranks` ranks.
+  int64_t link_bytes(int ranks) const;
   /// Makes the call. The Work of a barrier is complete.
   WorkPtr issue(Communicator& communicator, const CallSite& site) const;
 };
@@ -47,6 +50,11 @@ class UniformCommunicator : public Communicator {
   WorkPtr broadcast(const at::Tensor& tensor, int root, const CallSite& site) override;
   WorkPtr shift(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override;
   void barrier(const CallSite& site) override;
+  WorkPtr coded_all_gather(const at::Tensor& output, const at::Tensor& input, const CodingPtr& coding,
+                           const CallSite& site) override;
+  WorkPtr coded_reduce_scatter(const at::Tensor& output, const at::Tensor& input, const CodingPtr& coding,
+                               const FinishSums& finish, const CallSite& site) override;
+  WorkPtr coded_all_reduce(const at::Tensor& tensor, const CodingPtr& coding, const CallSite& site) override;
 
  protected:
   virtual WorkPtr collective(const Collective& call, const CallSite& site) = 0;
@@ -62,6 +70,13 @@ class ForwardingCommunicator : public UniformCommunicator, protected CommonMemor
   at::Device device() const override { return inner_->device(); }
   std::optional<double> waited_seconds() const override { return inner_->waited_seconds(); }
   bool adds_in_pairs() const override { return inner_->adds_in_pairs(); }
+  int coded_parts() const override { return inner_->coded_parts(); }
+  int64_t link_bytes_of_part(const at::Tensor& part) const override {
+    return inner_->link_bytes_of_part(part);
+  }
+  int64_t link_bytes_of_all_reduce(const at::Tensor& tensor) const override {
+    return inner_->link_bytes_of_all_reduce(tensor);
+  }
   void check() const override { inner_->check(); }
 
   WorkPtr enqueue(std::function<void()> task) override { return inner_->enqueue(std::move(task)); }

@@ -153,7 +153,7 @@ class TracingCommunicator final : public ForwardingCommunicator {
  protected:
   WorkPtr collective(const Collective& call, const CallSite& site) override {
     if (call.kind == Collective::Kind::kBarrier) return call.issue(inner(), site);
-    const uint64_t number = trace_->issued(call.name(), site, static_cast<int64_t>(call.payload().nbytes()));
+    const uint64_t number = trace_->issued(call.name(), site, call.link_bytes(world_size()));
     inner().enqueue([trace = trace_, number] { trace->started(number); });
     WorkPtr issued = call.issue(inner(), site);
     WorkPtr end = inner().enqueue([trace = trace_, number] { trace->finished(number); });

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/util/error.h"
+#include "comm/api/coding.h"
 #include "comm/api/memory_operations.h"
 #include "comm/gloo/gloo_exchange.h"
 #include "comm/shm/shm_communicator.h"
@@ -26,7 +27,16 @@ using Transfers = std::vector<Exchange::Transfer>;
 /// steps.
 constexpr int64_t kWholeBytes = 16 << 10;
 
-enum class CrossOp : uint64_t { kBarrier, kAllGather, kReduceScatter, kSum, kMax, kBroadcast, kShift };
+enum class CrossOp : uint64_t {
+  kBarrier,
+  kAllGather,
+  kReduceScatter,
+  kSum,
+  kMax,
+  kBroadcast,
+  kShift,
+  kCodedReduceScatter
+};
 
 CrossOp reduction(ReduceOp op) { return op == ReduceOp::kSum ? CrossOp::kSum : CrossOp::kMax; }
 
@@ -135,6 +145,41 @@ class HierarchicalCommunicator final : public Communicator {
       wait_for(sent);
     });
   }
+
+  /// Ranks of a host add exactly; only what goes over the network is coded.
+  WorkPtr coded_reduce_scatter(const at::Tensor& output, const at::Tensor& input, const CodingPtr& coding,
+                               const FinishSums& finish, const CallSite& site) override {
+    check_whole(input, output);
+    return run("reduce_scatter", site, [&] {
+      const int64_t numel = output.numel(), bytes = coding->bytes(numel);
+      at::Tensor sent_bytes = scratch(0, hosts() * bytes, at::kByte);
+      at::Tensor received_bytes = scratch(1, hosts() * bytes, at::kByte);
+      at::Tensor partial = scratch(2, numel, type_between(input, ReduceOp::kSum));
+      const auto of_host = [bytes](const at::Tensor& all, int host) {
+        return all.narrow(0, host * bytes, bytes);
+      };
+      const int tag = tag_of(CrossOp::kCodedReduceScatter, of_host(sent_bytes, host_));
+      Transfers received, sent;
+      for (int i = 1; i < hosts(); ++i) {
+        received.push_back(cross_->receive(before(i), tag, of_host(received_bytes, before(i))));
+      }
+      for (int i = 1; i < hosts(); ++i) {
+        reduce_inside(partial, input, after(i), site);
+        const at::Tensor coded = of_host(sent_bytes, after(i));
+        encode(coding->type, partial, coded, coding->of_sum(after(i), numel, at::kCPU));
+        sent.push_back(cross_->send(after(i), tag, coded));
+      }
+      reduce_inside(partial, input, host_, site);
+      wait_for(received);
+      CodedSum sum(output, coding);
+      for (int host = 0; host < hosts(); ++host) {
+        host == host_ ? sum.add(partial) : sum.add_coded(of_host(received_bytes, host));
+      }
+      sum.finish(finish);
+      wait_for(sent);
+    });
+  }
+  int coded_parts() const override { return hosts(); }
 
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op, const CallSite& site) override {
     return run("all_reduce", site, [&] {
@@ -414,7 +459,7 @@ class HierarchicalCommunicator final : public Communicator {
   std::shared_ptr<ShmGroup> shm_;
   std::unique_ptr<Communicator> local_;  ///< over shm_: the ranks of this host
   std::unique_ptr<Exchange> cross_;      ///< the counterparts, numbered as the hosts
-  std::array<at::Tensor, 2> scratch_;
+  std::array<at::Tensor, 3> scratch_;
   at::Tensor shared_scratch_;
   std::exception_ptr failure_;  ///< the first
 };

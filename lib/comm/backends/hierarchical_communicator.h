@@ -7,6 +7,7 @@
 //
 //   all_gather      parts go straight into the outputs of the counterparts, then from there inside each host
 //   reduce_scatter  each counterpart receives its host's part of the local sum, and adds up what it receives
+//                   (coded_reduce_scatter() codes that part for the network only)
 //   all_reduce      reduce-scatter inside the host, all-reduce of a piece between hosts, all-gather inside
 //   broadcast       down a tree of the hosts, by the root and its counterparts; then inside each host
 //   shift           to the next place of the host, where consecutive ranks are, and to the next host

@@ -19,7 +19,7 @@ namespace fsdp::comm {
 namespace {
 
 /// Seeds of tags; the collectives of c10d have tags of their own.
-constexpr uint64_t kShiftTag = 0, kAllGatherTag = 1, kReduceScatterTag = 2;
+constexpr uint64_t kShiftTag = 0, kAllGatherTag = 1, kReduceScatterTag = 2, kAllToAllTag = 3;
 
 /// A view that does not own the memory: a thread of gloo keeps its tensors for some time after wait() has
 /// returned, and would otherwise keep memory that has been freed by then.
@@ -131,6 +131,16 @@ class GlooCommunicator final : public Communicator {
       if (lost) std::rethrow_exception(lost);
       exchange_->wait(received);
       exchange_->wait(sent);
+    });
+  }
+
+  WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
+    const int64_t numel = input.numel() / world_size();
+    return transfer("all_to_all", site, [&] {
+      exchange_->swap_with_all(
+          rank(), world_size(), transfer_tag(kAllToAllTag, input),
+          [&](int other) { return output.narrow(0, other * numel, numel); },
+          [&](int other) { return input.narrow(0, other * numel, numel); });
     });
   }
 

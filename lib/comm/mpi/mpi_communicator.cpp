@@ -112,6 +112,20 @@ class MpiCommunicator final : public Communicator {
         neighbours);
   }
 
+  WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
+    const int64_t bytes = static_cast<int64_t>(input.nbytes()) / world_size();
+    return run({Op::kAllToAll, "all_to_all", input}, site, {output, input}, [&](const std::string& what) {
+      MpiGroup::Requests requests;
+      for (int other : others_) {
+        group_->receive(requests, other, kDataTag, bytes_of(output) + other * bytes, bytes);
+      }
+      for (int other : others_) {
+        group_->send(requests, other, kDataTag, bytes_of(input) + other * bytes, bytes);
+      }
+      group_->wait(std::move(requests), what);
+    });
+  }
+
   void barrier(const CallSite& site) override {
     run({Op::kBarrier, "barrier", {}}, site, {}, [](const std::string&) {});
   }
@@ -124,7 +138,16 @@ class MpiCommunicator final : public Communicator {
   }
 
  private:
-  enum class Op : int32_t { kBarrier = 1, kAllGather, kReduceScatter, kSum, kMax, kBroadcast, kShift };
+  enum class Op : int32_t {
+    kBarrier = 1,
+    kAllGather,
+    kReduceScatter,
+    kSum,
+    kMax,
+    kBroadcast,
+    kShift,
+    kAllToAll
+  };
 
   struct MpiCall {
     Op op;

@@ -34,7 +34,8 @@ enum Op : int32_t {
   kAllReduceSum,
   kAllReduceMax,
   kBroadcast,
-  kShift
+  kShift,
+  kAllToAll
 };
 
 std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
@@ -184,6 +185,22 @@ class ShmCommunicator final : public Communicator, private CommonMemory {
     const std::byte* from = bytes_of(input);
     show(call, from, bytes, shared(from, bytes), [&](int64_t begin, int64_t length) {
       copy_memory(bytes_of(output) + begin, shown_by(previous_rank()), length);
+    });
+    return done_work();
+  }
+
+  /// Coded parts are never in shared memory, so they are copied through the stages.
+  WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
+    ShmCall call(kAllToAll, "all_to_all", input, site);
+    const int64_t bytes = static_cast<int64_t>(input.nbytes()) / world_size();
+    const std::byte* from = bytes_of(input);
+    in_pieces(bytes, world_size(), [&](int64_t begin, int64_t length) {
+      std::byte* const stage = group_->stage(length * world_size());
+      for (int peer : peers()) copy_memory(stage + peer * length, from + peer * bytes + begin, length);
+      meet_on_stage(call);
+      for (int peer : peers()) {
+        copy_memory(bytes_of(output) + peer * bytes + begin, shown_by(peer) + rank() * length, length);
+      }
     });
     return done_work();
   }

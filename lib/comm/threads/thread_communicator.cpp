@@ -172,6 +172,18 @@ class ThreadCommunicator final : public Communicator, private CommonMemory {
     });
   }
 
+  WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
+    const int64_t n = input.numel() / world_size();
+    return run("all_to_all", output, input, site, [&] {
+      for (int r = 0; r < world_size(); ++r) {
+        const at::Tensor& theirs = world_->slot(r).input;
+        FSDP_CHECK(theirs.numel() == input.numel(), "rank ", world_->global_rank(r), " sends ",
+                   theirs.numel(), " elements, this rank ", input.numel());
+        if (r != rank_) output.narrow(0, r * n, n).copy_(theirs.narrow(0, rank_ * n, n));
+      }
+    });
+  }
+
   void barrier(const CallSite&) override { world_->arrive_and_wait(); }
 
   CommonMemory* common_memory() override { return this; }

@@ -4,6 +4,7 @@
 #include "comm/api/communicator.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include <thread>
 
 #include "base/util/error.h"
+#include "comm/api/coding.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/threads/thread_communicator.h"
 #include "support/connected_ranks.h"
@@ -114,6 +116,89 @@ TEST_P(Collectives, ReduceScatterAddsInRankOrderAndRoundsOnce) {
       at::Tensor in_place = input.narrow(0, communicator.rank() * kPart, kPart);
       communicator.reduce_scatter(in_place, input, {.unit = "in place"})->wait();
       EXPECT_TRUE(at::equal(in_place, expected)) << c10::toString(dtype);
+    }
+  });
+}
+
+/// The numbers of a rank as the others decode them.
+at::Tensor decoded_numbers(LinkType type, const at::Tensor& numbers) {
+  const at::Tensor bytes = at::empty({link_bytes(type, numbers.numel(), 4)}, at::kByte);
+  encode(type, numbers.contiguous(), bytes);
+  at::Tensor back = at::empty(numbers.sizes(), at::kFloat);
+  decode(type, bytes, back);
+  return back;
+}
+
+TEST_P(Collectives, CodedAllGatherGivesAllRanksWhatTheCodesSay) {
+  run([](Communicator& communicator) {
+    for (const LinkType type : {LinkType::kInt8, LinkType::kInt4}) {
+      for (const int64_t part : {1L, 300L, 70'001L}) {
+        const auto coding = std::make_shared<Coding>(Coding{.type = type});
+        at::Tensor all = at::zeros({part * communicator.world_size()});
+        communicator
+            .coded_all_gather(all, numbers_of(communicator.rank(), part, at::kFloat), coding,
+                              {.unit = "test"})
+            ->wait();
+        for (int rank = 0; rank < communicator.world_size(); ++rank) {
+          EXPECT_TRUE(at::equal(all.narrow(0, rank * part, part),
+                                decoded_numbers(type, numbers_of(rank, part, at::kFloat))));
+        }
+      }
+    }
+  });
+}
+
+// Sums of a host's ranks are exact, and so is what a rank, or its host, adds to its own part.
+TEST_P(Collectives, CodedReduceScatterCodesEachHopOnce) {
+  run([](Communicator& communicator) {
+    const int world = communicator.world_size(), rank = communicator.rank();
+    std::vector<int> hosts = testing::hosts_in(GetParam().backend, world);
+    const bool has_hosts = !hosts.empty() && communicator.coded_parts() != world;
+    if (!has_hosts) {
+      hosts.clear();
+      for (int each = 0; each < world; ++each) hosts.push_back(each);
+    }
+    for (const LinkType type : {LinkType::kInt8, LinkType::kInt4}) {
+      for (const int64_t part : {1L, 300L, 70'001L}) {
+        std::map<int, std::vector<at::Tensor>> on_hosts;
+        for (int other = 0; other < world; ++other) {
+          on_hosts[hosts[static_cast<size_t>(other)]].push_back(
+              numbers_of(other, world * part, at::kFloat).narrow(0, rank * part, part));
+        }
+        at::Tensor expected;
+        for (const auto& [host, numbers] : on_hosts) {
+          at::Tensor sum = sum_of(numbers, /*in_pairs=*/true);
+          if (host != hosts[static_cast<size_t>(rank)]) sum = decoded_numbers(type, sum);
+          expected = expected.defined() ? expected + sum : sum;
+        }
+        const at::Tensor input = numbers_of(rank, world * part, at::kFloat);
+        const auto coding = std::make_shared<Coding>(Coding{.type = type});
+        at::Tensor output = at::empty({part});
+        communicator.coded_reduce_scatter(output, input, coding, {}, {.unit = "test"})->wait();
+        EXPECT_TRUE(at::equal(output, expected)) << part;
+        EXPECT_TRUE(at::equal(input, numbers_of(rank, world * part, at::kFloat)));
+        const at::Tensor in_place = input.narrow(0, rank * part, part);
+        communicator.coded_reduce_scatter(in_place, input, coding, {}, {.unit = "in place"})->wait();
+        EXPECT_TRUE(at::equal(in_place, expected)) << part;
+      }
+    }
+  });
+}
+
+TEST_P(Collectives, CodedAllReduceEndsInTheSameBitsOnAllRanks) {
+  run([](Communicator& communicator) {
+    const int world = communicator.world_size();
+    const auto coding = std::make_shared<Coding>(Coding{.type = LinkType::kInt8});
+    for (const int64_t numel : {1L, 1'000L, 70'001L}) {
+      at::Tensor sum = numbers_of(communicator.rank(), numel, at::kFloat);
+      communicator.coded_all_reduce(sum, coding, {.unit = "test"})->wait();
+      at::Tensor all = at::empty({world * numel});
+      communicator.all_gather(all, sum, {.unit = "test"})->wait();
+      for (int rank = 0; rank < world; ++rank) {
+        EXPECT_TRUE(at::equal(all.narrow(0, rank * numel, numel), sum));
+      }
+      const at::Tensor exact = sum_of_numbers(GetParam(), numel, at::kFloat);
+      EXPECT_LT((sum - exact).abs().max().item<float>(), 100.0 * (world + 1) / 127);
     }
   });
 }

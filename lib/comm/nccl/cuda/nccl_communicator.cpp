@@ -234,6 +234,14 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
+  WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
+    return run("all_to_all", site, [&] {
+      at::Tensor out = as_bytes(output), in = as_bytes(input);
+      std::vector<int64_t> equal_parts;
+      return group_->alltoall_base(out, in, equal_parts, equal_parts);
+    });
+  }
+
   void barrier(const CallSite& site) override {
     std::vector<at::Tensor> token{at::zeros({1}, on_gpu(at::kFloat))};
     guard_->finish(issue("barrier", site, [&] { return group_->allreduce(token); }));
