@@ -1,5 +1,7 @@
 #include "comm/api/mesh.h"
 
+#include <ATen/ops/full.h>
+
 #include <algorithm>
 
 #include "base/util/text.h"
@@ -13,10 +15,21 @@ std::string name_of(const std::vector<MeshAxis>& axes) {
   return names.empty() ? "alone" : util::join(names, " x ");
 }
 
+/// The options with what all ranks take for the ranks of a host. On hosts with different numbers of ranks it
+/// is the least number, so that no group across hosts passes for one inside a host. Collective if there is a
+/// number.
+MeshOptions agreed(MeshOptions options, Communicator& world) {
+  if (options.ranks_of_host == 0 || world.world_size() == 1) return options;
+  const at::Tensor least = at::full({1}, -options.ranks_of_host, at::kLong);
+  world.all_reduce(least, ReduceOp::kMax, {.unit = "ranks of each host"})->wait();
+  options.ranks_of_host = -least.item<int64_t>();
+  return options;
+}
+
 }  // namespace
 
 Mesh::Mesh(const MeshOptions& options, std::shared_ptr<Communicator> world)
-    : shape_(resolve_mesh(options, world->world_size())),
+    : shape_(resolve_mesh(agreed(options, *world), world->world_size())),
       world_(std::move(world)),
       coordinate_(shape_.coordinate_of(world_->rank())) {
   using enum MeshAxis;

@@ -55,6 +55,7 @@ struct MeshCoordinate {
 /// The number of ranks along each axis, at least 1.
 struct MeshShape {
   int dcn = 1, data = 1, context = 1, model = 1;
+  int ranks_of_host = 0;  ///< as in MeshOptions
 
   int along(MeshAxis axis) const {
     const int sizes[] = {dcn, data, context, model};
@@ -88,6 +89,18 @@ struct MeshShape {
       if (place == own) ranks.push_back(other);
     }
     return ranks;
+  }
+
+  /// Whether some group over these axes has ranks on several hosts.
+  bool crosses_hosts(const std::vector<MeshAxis>& axes) const {
+    if (ranks_of_host == 0 || along(axes) == 1) return false;
+    for (int rank = 0; rank < world_size(); ++rank) {
+      MeshCoordinate first = coordinate_of(rank);
+      for (MeshAxis axis : axes) first.on(axis) = 0;
+      const int lowest = ((first.dcn * data + first.data) * context + first.context) * model + first.model;
+      if (rank / ranks_of_host != lowest / ranks_of_host) return true;
+    }
+    return false;
   }
 
   bool operator==(const MeshShape&) const = default;
@@ -163,7 +176,7 @@ inline MeshShape resolve_mesh(const MeshOptions& options, int world_size) {
            world, "; set one axis to -1 (the rest) or start ", detail::processes(product));
   }
   return {static_cast<int>(sizes[0]), static_cast<int>(sizes[1]), static_cast<int>(sizes[2]),
-          static_cast<int>(sizes[3])};
+          static_cast<int>(sizes[3]), static_cast<int>(options.ranks_of_host)};
 }
 
 }  // namespace fsdp::comm

@@ -36,6 +36,9 @@ struct MeshOptions {
   int64_t model = 1;    ///< parts of each layer
   util::Named<ContextAttention> context_attention = ContextAttention::kRing;
   bool sequence_parallel = true;  ///< used where model > 1; see nn::ParallelOptions
+  /// Ranks of each host, which are consecutive; 0: all ranks are on one host. No key of a config: a program
+  /// knows it from its launcher or, for a plan, from its machines.
+  int64_t ranks_of_host = 0;
 };
 
 }  // namespace fsdp::comm

@@ -14,8 +14,9 @@ namespace fsdp::shard {
 std::vector<UnitSizes> unit_sizes(const Engine& engine) {
   std::vector<UnitSizes> all;
   for (const auto& unit : engine.units()) {
-    UnitSizes& sizes = all.emplace_back(
-        sizes_of_unit(unit->name(), unit->options(), unit->storage().layout(), unit->groups().sizes()));
+    UnitSizes& sizes =
+        all.emplace_back(sizes_of_unit(unit->name(), unit->options(), unit->storage().layout(),
+                                       unit->groups().sizes(), link_types(unit->options(), engine.mesh())));
     for (size_t i = 0; i < sizes.parameters.size(); ++i) {
       const NamedParameter& parameter = unit->storage().parameters()[i];
       sizes.parameters[i].shape = parameter.whole_shape();

@@ -181,12 +181,16 @@ void InnerModules::require_options_of(const Module& inner, const ShardOptions& o
       {"fsdp.backward_prefetch", [](const ShardOptions& o) { return concat(o.backward_prefetch); }},
       {"fsdp.gradient_predivide_factor",
        [](const ShardOptions& o) { return concat(o.gradient_predivide_factor); }},
+      {"fsdp.gather_dtype", [](const ShardOptions& o) { return concat(o.gather_dtype); }},
+      {"fsdp.reduce_dtype", [](const ShardOptions& o) { return concat(o.reduce_dtype); }},
+      {"fsdp.quantize_links", [](const ShardOptions& o) { return concat(o.quantize_links); }},
       {"mixed_precision.buffer_dtype",
        [](const ShardOptions& o) { return concat(o.mixed_precision.buffer_dtype); }}};
   static const std::map<const char*, bool (*)(const ShardOptions&)> kSwitches = {
       {"fsdp.limit_all_gathers", [](const ShardOptions& o) { return o.limit_all_gathers; }},
       {"fsdp.reduce_scatter_group", [](const ShardOptions& o) { return o.reduce_scatter_group; }},
       {"fsdp.reshard_last_after_forward", [](const ShardOptions& o) { return o.reshard_last_after_forward; }},
+      {"fsdp.error_feedback", [](const ShardOptions& o) { return o.error_feedback; }},
       {"trained_apart", [](const ShardOptions& o) { return o.trained_apart; }},
       {"sums_by_sample", [](const ShardOptions& o) { return o.sums_by_sample; }}};
   const ShardOptions& own = inner.engine->options();

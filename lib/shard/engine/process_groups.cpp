@@ -50,11 +50,33 @@ ProcessGroups GroupsOfUnits::of(const UnitOptions& options) {
     groups.replicate = replicas(replicate_axes(options.strategy, options.hybrid_optimizer), options.holders);
     if (options.shares_gradient) groups.summed = options.holders;
   }
-  if (!reduce_scatter_group_ || groups.shard->world_size() == 1) return groups;
-  auto& duplicate = duplicates_[groups.shard.get()];
-  if (!duplicate) duplicate = groups.shard->duplicate("reduce_scatter");
-  groups.reduce_scatter = duplicate;
+  if (reduce_scatter_group_ && groups.shard->world_size() > 1) {
+    auto& duplicate = duplicates_[groups.shard.get()];
+    if (!duplicate) duplicate = groups.shard->duplicate("reduce_scatter");
+    groups.reduce_scatter = duplicate;
+  }
+  groups.coded = coded(groups, options);
   return groups;
+}
+
+ProcessGroups::Coded GroupsOfUnits::coded(const ProcessGroups& groups, const UnitOptions& options) const {
+  const LinkTypes types = link_types(options, mesh_.shape());
+  const auto around = [&](const std::shared_ptr<comm::Communicator>& group, comm::LinkType type,
+                          bool reduces) -> std::shared_ptr<comm::CodedCommunicator> {
+    if (group == nullptr || group->world_size() == 1 || type == comm::LinkType::kExact) return nullptr;
+    const bool keeps_errors = reduces && options.links.error_feedback;
+    return std::make_shared<comm::CodedCommunicator>(group,
+                                                     comm::LinkCoding{.type = type,
+                                                                      .stochastic = reduces && !keeps_errors,
+                                                                      .seed = options.links.seed,
+                                                                      .error_feedback = keeps_errors},
+                                                     groups.world->rank());
+  };
+  return {
+      .gather = around(groups.shard, types.gather, false),
+      .reduce = around(groups.reduce_scatter, types.reduce, true),
+      .gather_across = around(groups.slices, types.gather_across, false),
+      .reduce_across = around(groups.slices ? groups.slices : groups.replicate, types.reduce_across, true)};
 }
 
 std::shared_ptr<comm::Communicator> GroupsOfUnits::replicas(std::vector<comm::MeshAxis> axes, int holders) {

@@ -9,10 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "comm/api/coded_communicator.h"
 #include "comm/api/communicator.h"
 #include "comm/api/mesh.h"
 #include "shard/engine/unit_storage.h"
 #include "shard/units/group_sizes.h"
+#include "shard/units/link_choice.h"
 #include "shard/units/unit_options.h"
 
 namespace fsdp::shard {
@@ -27,13 +29,27 @@ struct ProcessGroups {
   std::shared_ptr<comm::Communicator> replicate;  ///< the ranks with the same shard; null: this one only
   /// The ranks that divide the shard of a pass among themselves; null: it is not divided.
   std::shared_ptr<comm::Communicator> slices = nullptr;
+  /// The same ranks for collectives of passes that are coded on their links (shard/units/link_choice.h): the
+  /// gathers and reductions among shards, and those across. Null: exact, in the groups above.
+  struct Coded {
+    std::shared_ptr<comm::CodedCommunicator> gather, reduce, gather_across, reduce_across;
+  } coded{};
   int summed = 1;  ///< ranks over which gradients are summed; over the others the mean is taken
 
   GroupSizes sizes() const;
   /// Parts of a slice's shard follow each other.
   ShardPlace place() const;
+  /// The groups in which passes gather and reduce.
+  comm::Communicator& gathering() const { return coded.gather ? *coded.gather : *shard; }
+  comm::Communicator& gathering_across() const {
+    return coded.gather_across ? *coded.gather_across : *slices;
+  }
+  comm::Communicator& reducing() const { return coded.reduce ? *coded.reduce : *reduce_scatter; }
   /// The group of the second part of a reduction; null: there is none.
-  comm::Communicator* across() const { return slices ? slices.get() : replicate.get(); }
+  comm::Communicator* across() const {
+    if (coded.reduce_across) return coded.reduce_across.get();
+    return slices ? slices.get() : replicate.get();
+  }
 
   // The two functions below are collective. With slices each takes two collectives, of which the one between
   // slices moves the fewest bytes that it can. `whole` is [place().world_size * n].
@@ -63,6 +79,8 @@ class GroupsOfUnits {
   ProcessGroups of(const UnitOptions& options);
 
  private:
+  /// The groups whose links are coded. One decorator for each unit, which keeps the errors of its codes.
+  ProcessGroups::Coded coded(const ProcessGroups& groups, const UnitOptions& options) const;
   /// The ranks along `axes`, and the ranks of the axis model with the same part.
   std::shared_ptr<comm::Communicator> replicas(std::vector<comm::MeshAxis> axes, int holders);
 

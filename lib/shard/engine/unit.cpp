@@ -44,15 +44,15 @@ void Unit::start_slice_gather() {
   const at::Tensor own = place != nullptr ? place->values : storage_.shard();
   const util::Event own_is_there = place != nullptr ? place->there : util::Event();
   const at::Tensor part = storage_.own_slice_part();
-  groups_.slices->enqueue([own, own_is_there, part] {
+  comm::Communicator& group = groups_.gathering_across();
+  group.enqueue([own, own_is_there, part] {
     at::NoGradGuard no_grad;
     own_is_there.wait();
     at::Tensor(part).copy_(own);
   });
-  if (place != nullptr) place->left = groups_.slices->enqueue([] {});
-  slice_gather_ =
-      groups_.slices->all_gather(storage_.slice_shard(), part, {.unit = name_, .pass = kBetweenSlices});
-  traffic_ += {.all_gathers = 1, .all_gather_bytes = static_cast<int64_t>(part.nbytes())};
+  if (place != nullptr) place->left = group.enqueue([] {});
+  slice_gather_ = group.all_gather(storage_.slice_shard(), part, {.unit = name_, .pass = kBetweenSlices});
+  traffic_ += {.all_gathers = 1, .all_gather_bytes = group.link_bytes_of_part(part)};
 }
 
 void Unit::finish_slice_gather() {
@@ -68,7 +68,7 @@ void Unit::start_gather(const char* pass) {
   }
   RECORD_USER_SCOPE("unit/gather " + name_);
   state_ = State::kGathering;
-  comm::Communicator& group = *groups_.shard;
+  comm::Communicator& group = groups_.gathering();
   const bool in_place = storage_.layout().gathers_in_place();
   const bool is_on_host = storage_.source().device() != storage_.unsharded().device();
   OffloadStreams::SentShard* place = is_on_host ? &offload_->send(storage_.source()) : nullptr;
@@ -89,9 +89,7 @@ void Unit::start_gather(const char* pass) {
   if (is_cut()) {
     at::Tensor input = storage_.gather_input(own);
     gather_ = group.all_gather(storage_.gathered(), input, site);
-    traffic_ += {.all_gathers = 1,
-                 .all_gather_bytes =
-                     input.numel() * static_cast<int64_t>(c10::elementSize(options_.storage.param_dtype))};
+    traffic_ += {.all_gathers = 1, .all_gather_bytes = group.link_bytes_of_part(input)};
   }
   if (place != nullptr) place->left = group.enqueue([] {});
   if (in_place) return;

@@ -52,6 +52,7 @@ class OptionChecks {
     if (options_.layout == Layout::kFlat) check_flat_layout();
     check_memory_and_prefetch();
     check_mixed_precision();
+    check_links();
     return std::move(found_);
   }
 
@@ -207,8 +208,8 @@ class OptionChecks {
         !mixed_.keep_float32.empty() && !any_unit_is_mixed(options_),
         {"mixed_precision.keep_float32", "mixed_precision.param_dtype", "mixed_precision.reduce_dtype",
          "fsdp.param_storage"},
-        "[], because with mixed_precision.param_dtype = float32, mixed_precision.reduce_dtype = float32 and "
-        "fsdp.param_storage = float32 every parameter is float32",
+        "[], because with mixed_precision.param_dtype = float32, mixed_precision.reduce_dtype = float32, "
+        "fsdp.param_storage = float32 and exact collectives every parameter is float32",
         shown(mixed_.keep_float32), "leave it out or set one of the three to bfloat16");
     refuse_if(are_different_and_low(mixed_.param_dtype, options_.param_storage),
               {"fsdp.param_storage", "mixed_precision.param_dtype"},
@@ -229,6 +230,35 @@ class OptionChecks {
               mixed_.buffer_dtype.name(), "set it to one of these");
   }
 
+  void check_links() {
+    const bool is_whole = shards_nothing(options_.strategy) && !any_wrapped(options_, [](const auto& own) {
+                            return own.strategy && !shards_nothing(*own.strategy);
+                          });
+    refuse_if(is_whole && options_.gather_dtype != comm::LinkType::kExact,
+              {"fsdp.gather_dtype", "fsdp.strategy"},
+              "exact, because with fsdp.strategy = no_shard no parameter is gathered",
+              options_.gather_dtype.name(), "leave it out or change fsdp.strategy");
+    refuse_if(
+        !codes_links(options_) && options_.quantize_links == comm::CodedLinks::kAll,
+        {"fsdp.quantize_links", "fsdp.gather_dtype", "fsdp.reduce_dtype"},
+        "between_hosts, the default, because with fsdp.gather_dtype = exact and fsdp.reduce_dtype = exact "
+        "nothing is quantized",
+        "\"all\"", "leave it out or set one of the two to int8");
+    refuse_if(options_.error_feedback && options_.reduce_dtype == comm::LinkType::kExact,
+              {"fsdp.error_feedback", "fsdp.reduce_dtype"},
+              "false, because with fsdp.reduce_dtype = exact reductions lack nothing", "true",
+              "leave it out or set fsdp.reduce_dtype to int8 or int4");
+    const char* why =
+        "exact with training.reproducible = \"world_size\", because the blocks of a code depend on the number of "
+        "ranks";
+    refuse_if(options_.sums_by_sample && options_.gather_dtype != comm::LinkType::kExact,
+              {"fsdp.gather_dtype", "training.reproducible"}, why, options_.gather_dtype.name(),
+              "leave one of the two out");
+    refuse_if(options_.sums_by_sample && options_.reduce_dtype != comm::LinkType::kExact,
+              {"fsdp.reduce_dtype", "training.reproducible"}, why, options_.reduce_dtype.name(),
+              "leave one of the two out");
+  }
+
   const ShardOptions& options_;
   const MixedPrecisionOptions& mixed_;
   std::vector<OptionConflict> found_;
@@ -236,11 +266,15 @@ class OptionChecks {
 
 }  // namespace
 
+bool codes_links(const ShardOptions& options) {
+  return options.gather_dtype != comm::LinkType::kExact || options.reduce_dtype != comm::LinkType::kExact;
+}
+
 bool any_unit_is_mixed(const ShardOptions& options) {
   const auto is_low = [](util::Named<FloatType> type) { return type != FloatType::kFloat32; };
   const MixedPrecisionOptions& mixed = options.mixed_precision;
-  return is_low(mixed.param_dtype) || is_low(mixed.reduce_dtype) || is_low(options.param_storage) ||
-         any_wrapped(options, [&](const UnitOverrides& own) {
+  return codes_links(options) || is_low(mixed.param_dtype) || is_low(mixed.reduce_dtype) ||
+         is_low(options.param_storage) || any_wrapped(options, [&](const UnitOverrides& own) {
            return (own.param_dtype && is_low(*own.param_dtype)) ||
                   (own.reduce_dtype && is_low(*own.reduce_dtype)) ||
                   (own.param_storage && is_low(*own.param_storage));

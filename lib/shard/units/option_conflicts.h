@@ -21,6 +21,9 @@ std::vector<OptionConflict> find_option_conflicts(const ShardOptions& options);
 /// Whether a unit is gathered or reduced in another type than float32.
 bool any_unit_is_mixed(const ShardOptions& options);
 
+/// Whether gathers or reductions are quantized on some links.
+bool codes_links(const ShardOptions& options);
+
 /// Throws Error(kUsage) with the messages of all conflicts, if there are any.
 void require_no_option_conflicts(const ShardOptions& options);
 

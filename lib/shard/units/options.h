@@ -11,6 +11,7 @@
 
 #include "base/dtype/dtype.h"
 #include "base/util/enum_names.h"
+#include "comm/options/link_type.h"
 #include "model/families/parameter_part.h"
 
 namespace fsdp::nn {
@@ -266,6 +267,17 @@ struct ShardOptions {
   bool sums_by_sample = false;
 
   MixedPrecisionOptions mixed_precision = {};
+
+  /// How gathered parameters and reduced gradients travel over the links that quantize_links names; see
+  /// shard/units/link_choice.h. Not used by the units of mixed_precision.keep_float32. All other collectives
+  /// are exact.
+  util::Named<comm::LinkType> gather_dtype = comm::LinkType::kExact;
+  util::Named<comm::LinkType> reduce_dtype = comm::LinkType::kExact;
+  util::Named<comm::CodedLinks> quantize_links = comm::CodedLinks::kBetweenHosts;
+  /// Whether what the codes of gradients lack is added to the next gradients. Takes fp32 memory for each
+  /// number that a rank sends in a reduction. Off: gradients are rounded stochastically.
+  bool error_feedback = false;
+  uint64_t quantization_seed = 0;  ///< seed of stochastic rounding. Library only
 };
 
 }  // namespace fsdp::shard

@@ -21,6 +21,11 @@
 //                                   param_dtype
 //   reduce-scatters between slices  in place of the all-reduce of the shard; payload m of reduce_dtype
 //
+// On coded links (shard/units/link_choice.h) a payload of s numbers is 2 * ceil(s / 256) bytes of scales and
+// s bytes, or s / 2 with 4 bits, of codes (comm/options/link_type.h); that of an all-reduce over R ranks is R
+// such parts of s / R numbers. A reduction whose ranks add inside their host first sends that part exactly
+// there; it counts once, by what goes over the network.
+//
 // With sums_by_sample, a reduce-scatter has one slot of s for each node of a round of micro-batches
 // (shard/engine/reduce/sample_tree.h), and as many again for the second gradient of tied weights. A
 // reduce-scatter and an all-gather of 1/R of the slots of all R replicas replace the all-reduce.

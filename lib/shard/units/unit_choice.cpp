@@ -326,6 +326,7 @@ class UnitChooser {
     UnitOptions options = unit_options(options_, name, /*is_root=*/true, own);
     if (kind.replicated) options.strategy = Strategy::kNoShard;
     if (kind.quantized) keep_as_bytes(options);
+    if (kind.keep_float32) options.links = {};
     if (kind.model_holders > 1) {
       options.holders = kind.model_holders;
       options.shares_gradient = kind.shares_gradient;

@@ -18,9 +18,10 @@ struct UnitCollective {
   enum class Among { kShards, kReplicas, kSlices };
 
   Operation kind;
-  Among among;        ///< group of the unit that communicates (shard/units/group_sizes.h)
-  int64_t bytes = 0;  ///< this rank's payload, as in comm/api/trace.h
-  size_t queue = 0;   ///< collectives of a queue run in order
+  Among among;              ///< group of the unit that communicates (shard/units/group_sizes.h)
+  int64_t bytes = 0;        ///< this rank's payload on its links, as in comm/api/trace.h
+  size_t queue = 0;         ///< collectives of a queue run in order
+  int64_t exact_bytes = 0;  ///< the payload before it is coded, which reductions inside a host send
 
   /// Traffic of `times` such collectives.
   Traffic traffic(int64_t times) const;

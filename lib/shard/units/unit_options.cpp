@@ -77,7 +77,12 @@ UnitOptions unit_options(const ShardOptions& model, const std::string& name, boo
           .stays_after_forward = stays,
           .stays_in_step = stays && model.trained_apart,
           .cast_forward_inputs = unit.mixed_precision.cast_forward_inputs,
-          .gradient_predivide_factor = model.gradient_predivide_factor};
+          .gradient_predivide_factor = model.gradient_predivide_factor,
+          .links = {.gather_dtype = model.gather_dtype.value(),
+                    .reduce_dtype = model.reduce_dtype.value(),
+                    .coded = model.quantize_links.value(),
+                    .error_feedback = model.error_feedback,
+                    .seed = model.quantization_seed}};
 }
 
 void require_no_unit_conflicts(const ShardOptions& model, const UnitOverrides& own, const std::string& path) {

@@ -6,6 +6,7 @@
 
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <cstdint>
 #include <string>
 
 #include "base/dtype/dtype.h"
@@ -35,6 +36,16 @@ struct StorageOptions {
   bool operator==(const StorageOptions&) const = default;
 };
 
+/// See ShardOptions.
+struct LinkOptions {
+  comm::LinkType gather_dtype = comm::LinkType::kExact, reduce_dtype = comm::LinkType::kExact;
+  comm::CodedLinks coded = comm::CodedLinks::kBetweenHosts;
+  bool error_feedback = false;
+  uint64_t seed = 0;
+
+  bool operator==(const LinkOptions&) const = default;
+};
+
 struct UnitOptions {
   StorageOptions storage;
   // The ranks that share the unit (shard/units/group_sizes.h).
@@ -46,6 +57,7 @@ struct UnitOptions {
   bool stays_in_step = false;        ///< whether it then stays so for all micro-batches, if it is frozen
   bool cast_forward_inputs = true;
   double gradient_predivide_factor = 0;  ///< see ShardOptions
+  LinkOptions links = {};
 
   bool operator==(const UnitOptions&) const = default;
 };

@@ -39,6 +39,31 @@ bool shard_is_unsharded(const StorageOptions& options, const UnitLayout& layout,
          options.param_dtype == (is_kept_low ? options.slice_dtype() : options.param_storage);
 }
 
+int64_t UnitSizes::code_bytes() const {
+  using comm::LinkType;
+  const auto of = [](LinkType type, int64_t ranks, int64_t numel, bool reduces) {
+    if (type == LinkType::kExact || ranks == 1) return int64_t{0};
+    return (reduces ? 2 : 1) * ranks * comm::link_bytes(type, numel, 0) + (reduces ? 4 * numel : 0);
+  };
+  const int64_t part = slice_shard_numel(), across = std::max(groups.replicas, groups.slices);
+  const int64_t part_across = (part + across - 1) / across;
+  return std::max({of(links.gather, groups.shards, part, false), of(links.reduce, groups.shards, part, true),
+                   of(links.gather_across, groups.slices, shard_numel, false),
+                   of(links.reduce_across, across, part_across, true)});
+}
+
+int64_t UnitSizes::error_bytes() const {
+  using comm::LinkType;
+  if (!options.links.error_feedback || !has_trainable_parameters) return 0;
+  const int64_t part = slice_shard_numel(), replicas = groups.replicas;
+  int64_t numbers = links.reduce != LinkType::kExact && is_cut() ? groups.shards * part : 0;
+  if (links.reduce_across != LinkType::kExact && has_slices()) numbers += part;
+  if (links.reduce_across != LinkType::kExact && groups.slices == 1 && replicas > 1) {
+    numbers += (replicas + 1) * ((part + replicas - 1) / replicas);
+  }
+  return 4 * numbers;
+}
+
 int64_t UnitSizes::slots_of_shards() const {
   if (!options.storage.sums_by_sample) return 1;
   return most_uses *
@@ -59,7 +84,7 @@ bool adds_before_all_reduce(const GroupSizes& groups, const StorageOptions& opti
 }
 
 UnitSizes sizes_of_unit(std::string name, const UnitOptions& options, const UnitLayout& layout,
-                        const GroupSizes& groups) {
+                        const GroupSizes& groups, const LinkTypes& links) {
   UnitSizes sizes{.name = std::move(name),
                   .numel = layout.numel(),
                   .shard_numel = layout.shard_numel(),
@@ -67,6 +92,7 @@ UnitSizes sizes_of_unit(std::string name, const UnitOptions& options, const Unit
                   .unsharded_numel = layout.unsharded_numel(),
                   .options = options,
                   .groups = groups,
+                  .links = links,
                   .parameters = {},
                   .gathers_in_place = layout.gathers_in_place(),
                   .shard_is_unsharded = shard_is_unsharded(options.storage, layout, groups)};
@@ -97,7 +123,8 @@ std::vector<UnitSizes> unit_sizes(const nn::ModelOutline& model, const ShardOpti
     const GroupSizes groups =
         group_sizes(mesh, choice.options.strategy, choice.options.hybrid_optimizer, choice.options.holders);
     const auto layout = make_layout(choice.options.storage.layout, parameters, groups.parts());
-    UnitSizes& sizes = all.emplace_back(sizes_of_unit(choice.name, choice.options, *layout, groups));
+    UnitSizes& sizes = all.emplace_back(
+        sizes_of_unit(choice.name, choice.options, *layout, groups, link_types(choice.options, mesh)));
     sizes.is_root = choice.is_root();
     sizes.has_trainable_parameters = is_trainable;
     sizes.most_uses = most_uses;

@@ -13,6 +13,7 @@
 #include "comm/options/mesh_shape.h"
 #include "model/families/model_outline.h"
 #include "shard/units/group_sizes.h"
+#include "shard/units/link_choice.h"
 #include "shard/units/options.h"
 #include "shard/units/unit_choice.h"
 #include "shard/units/unit_layout.h"
@@ -69,6 +70,7 @@ struct UnitSizes {
   int64_t unsharded_numel = 0;  ///< elements of the buffer of which the parameters are views
   UnitOptions options;
   GroupSizes groups;
+  LinkTypes links = {};
   std::vector<ParameterSizes> parameters;
   int model_ranks = 1;  ///< number of ranks of the axis model, which have parts of the unit's parameters
 
@@ -115,11 +117,18 @@ struct UnitSizes {
     if (!has_trainable_parameters) return 0;
     return shard_numel * (options.storage.keep_low_precision_grads ? reduce_element() : 4);
   }
-  /// This rank's payload of an all-gather and of a reduction, in a slice and between slices.
+  /// Bytes of this rank's part of an all-gather and of a reduction, in a slice and between slices, in memory.
+  /// On coded links they are fewer (shard/units/unit_collectives.h).
   int64_t gather_payload_bytes() const { return slice_shard_numel() * param_element(); }
   int64_t reduce_payload_bytes() const { return slots_of_shards() * slice_shard_numel() * reduce_element(); }
   int64_t slice_gather_payload_bytes() const { return source_bytes() / groups.slices; }
   int64_t result_bytes() const { return shard_numel * reduce_element(); }
+
+  /// Most bytes of codes, and of sums of what they say, that exist in a gather or reduction of the unit.
+  int64_t code_bytes() const;
+  /// Most bytes of the errors that a rank keeps with error_feedback. Fewer where the ranks of a host add up
+  /// first.
+  int64_t error_bytes() const;
 
   /// Number of shards that one reduction yields, in a slice and over replicas. With sums_by_sample there is
   /// one for each node of the tree and each gradient of a parameter (shard/engine/reduce/sample_tree.h).
@@ -146,7 +155,7 @@ bool shard_is_unsharded(const StorageOptions& options, const UnitLayout& layout,
 
 /// The sizes that follow from a unit's options, layout and groups.
 UnitSizes sizes_of_unit(std::string name, const UnitOptions& options, const UnitLayout& layout,
-                        const GroupSizes& groups);
+                        const GroupSizes& groups, const LinkTypes& links = {});
 
 /// Returns unit_sizes() of the engine that fully_shard() would make of such a model, before its first pass.
 /// Throws Error(kUsage) as fully_shard() does. `decisions` replace options.units, wrapped and wrap_policy.

@@ -90,6 +90,26 @@ TEST(MeshShape, GroupsDifferOnTheirAxesOnly) {
   EXPECT_EQ(cut.row_ranks(), 4);
 }
 
+TEST(MeshShape, KnowsTheAxesAcrossHosts) {
+  const MeshShape two_hosts = resolve_mesh({.dcn = 2, .data = 2, .model = 2, .ranks_of_host = 4}, 8);
+  EXPECT_TRUE(two_hosts.crosses_hosts({kDcn}));
+  EXPECT_TRUE(two_hosts.crosses_hosts({kDcn, kData}));
+  EXPECT_FALSE(two_hosts.crosses_hosts({kData}));
+  EXPECT_FALSE(two_hosts.crosses_hosts({kData, kModel}));
+  EXPECT_FALSE(two_hosts.crosses_hosts({}));
+  EXPECT_FALSE(resolve_mesh({.dcn = 2}, 8).crosses_hosts({kDcn, kData})) << "one host";
+  // Groups of three ranks, of which one has ranks on two hosts.
+  EXPECT_TRUE(resolve_mesh({.dcn = 2, .data = 3, .ranks_of_host = 4}, 6).crosses_hosts({kData}));
+}
+
+TEST(Mesh, TakesTheLeastRanksOfAHost) {
+  run_ranks_as_threads(4, [](Communicator& communicator) {
+    const int64_t own = communicator.rank() == 3 ? 1 : 3;  // hosts of three ranks and of one
+    const Mesh mesh({.ranks_of_host = own}, testing::borrowed(communicator));
+    EXPECT_EQ(mesh.shape().ranks_of_host, 1);
+  });
+}
+
 TEST(Mesh, HasACommunicatorForEachAxis) {
   run_ranks_as_threads(6, [](Communicator& communicator) {
     Mesh mesh({.dcn = 2, .data = -1}, testing::borrowed(communicator));

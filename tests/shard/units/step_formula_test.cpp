@@ -196,6 +196,27 @@ INSTANTIATE_TEST_SUITE_P(Options, StepFormulaOf,
                                                          o.mixed_precision.keep_float32 = {
                                                              small_parts(model)};
                                                        }},
+                                           FormulaCase{
+                                               "int8",
+                                               [](ShardOptions& o, const std::string&) {
+                                                 o.gather_dtype = o.reduce_dtype = "int8";
+                                                 o.quantize_links = "all";
+                                               }},
+                                           FormulaCase{"int4_of_bf16_with_error_feedback",
+                                                       [](ShardOptions& o, const std::string& model) {
+                                                         o.gather_dtype = o.reduce_dtype = "int4";
+                                                         o.quantize_links = "all";
+                                                         o.error_feedback = true;
+                                                         o.mixed_precision.param_dtype = "bfloat16";
+                                                         o.mixed_precision.keep_float32 = {
+                                                             small_parts(model)};
+                                                       }},
+                                           FormulaCase{"int8_without_shards",
+                                                       [](ShardOptions& o, const std::string&) {
+                                                         o.strategy = "no_shard";
+                                                         o.reduce_dtype = "int8";
+                                                         o.quantize_links = "all";
+                                                       }},
                                            FormulaCase{"offload",
                                                        [](ShardOptions& o,
                                                           const std::string&) { o.cpu_offload = true; }}),

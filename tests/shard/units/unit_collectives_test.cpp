@@ -51,6 +51,22 @@ TEST(UnitCollectives, FollowTheGroupsOfTheUnit) {
   EXPECT_EQ(texts(Kind::kReshard, sharded), Texts{});
 }
 
+TEST(UnitCollectives, AreCodedByTheLinksOfTheUnit) {
+  using comm::LinkType;
+  UnitSizes sharded = unit_of({.shards = 4});
+  sharded.links = {.gather = LinkType::kInt8, .reduce = LinkType::kInt4};
+  EXPECT_EQ(texts(Kind::kGather, sharded), Texts{"all_gather 102 among shards"});
+  EXPECT_EQ(texts(Kind::kReduce, sharded), Texts{"reduce_scatter 52 among shards"});
+  EXPECT_EQ(collectives_of(Kind::kGather, sharded, false).front().exact_bytes, 400);
+  UnitSizes whole = unit_of({.replicas = 3});
+  whole.links = {.gather_across = LinkType::kInt8, .reduce_across = LinkType::kInt8};
+  EXPECT_EQ(texts(Kind::kReduce, whole), Texts{"all_reduce 108 among replicas"});  // 3 * (2 + 34)
+  UnitSizes sliced = unit_of({.shards = 4, .slices = 2});
+  sliced.links = {.gather_across = LinkType::kInt8, .reduce_across = LinkType::kInt4};
+  EXPECT_EQ(texts(Kind::kReduce, sliced),
+            (Texts{"reduce_scatter 400 among shards", "reduce_scatter 28 among slices"}));
+}
+
 TEST(UnitCollectives, LeaveOutTheReplicasInTheSlice) {
   const UnitSizes hybrid = unit_of({.shards = 4, .replicas = 2});
   EXPECT_EQ(texts(Kind::kReduce, hybrid),

@@ -48,7 +48,7 @@ GroupReduction::Issued GroupReduction::issue(Reach reach) {
 }
 
 comm::Communicator& GroupReduction::first() const {
-  return unit_.is_cut() || across() == nullptr ? *unit_.groups().reduce_scatter : *across();
+  return unit_.is_cut() || across() == nullptr ? unit_.groups().reducing() : *across();
 }
 
 void GroupReduction::wait_for_first(comm::Communicator& group) const {
@@ -58,7 +58,7 @@ void GroupReduction::wait_for_first(comm::Communicator& group) const {
 std::unique_ptr<comm::Work> GroupReduction::reduce_scatter(comm::Communicator& group, const Sums& sums,
                                                            at::Tensor whole, const char* pass, bool is_last) {
   sums->output = at::empty({whole.numel() / group.world_size()}, whole.options());
-  unit_.count({.reduce_scatters = 1, .reduce_scatter_bytes = static_cast<int64_t>(sums->output.nbytes())});
+  unit_.count({.reduce_scatters = 1, .reduce_scatter_bytes = group.link_bytes_of_part(sums->output)});
   const comm::CallSite site{.unit = unit_.name(), .pass = pass};
   if (!is_last || !sums->finishes_runs()) return group.reduce_scatter(sums->output, whole, site);
   const auto finish_run = [sums](float* run, int64_t n) { sums->finish_run(run, n); };

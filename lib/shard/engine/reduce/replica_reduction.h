@@ -11,7 +11,7 @@ class ReplicaReduction final : public GroupReduction {
   using GroupReduction::GroupReduction;
 
  private:
-  comm::Communicator* across() const override { return unit_.groups().replicate.get(); }
+  comm::Communicator* across() const override { return unit_.groups().across(); }
 
   std::unique_ptr<comm::Work> reduce_across(const Sums& sums) override {
     if (unit_.storage().gradient().is_partial()) {
@@ -20,7 +20,7 @@ class ReplicaReduction final : public GroupReduction {
         sums->output.add_(sums->read_across);
       });
     }
-    unit_.count({.all_reduces = 1, .all_reduce_bytes = static_cast<int64_t>(sums->output.nbytes())});
+    unit_.count({.all_reduces = 1, .all_reduce_bytes = across()->link_bytes_of_all_reduce(sums->output)});
     return across()->all_reduce(sums->output, comm::ReduceOp::kSum,
                                 {.unit = unit_.name(), .pass = "backward"});
   }

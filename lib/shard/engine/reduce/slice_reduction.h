@@ -12,7 +12,7 @@ class SliceReduction final : public GroupReduction {
   void finish_moving() override { finish_across(); }
 
  private:
-  comm::Communicator* across() const override { return unit_.groups().slices.get(); }
+  comm::Communicator* across() const override { return unit_.groups().across(); }
 
   std::unique_ptr<comm::Work> reduce_across(const Sums& sums) override {
     if (unit_.is_cut()) sums->read_across = sums->output;
