@@ -1,6 +1,7 @@
 #include "run/train/checkpointer.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/objects/object_name.h"
@@ -15,6 +16,7 @@
 #include "setup/config/model_description.h"
 #include "shard/engine/engine.h"
 #include "shard/engine/rank_checks.h"
+#include "state/checkpoint/error_slices.h"
 #include "state/convert/inspect.h"
 #include "state/description/described_model.h"
 #include "state/groups/parameter_groups.h"
@@ -118,10 +120,9 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
                                       if (hooks_.in_the_middle) hooks_.in_the_middle(step);
                                     }};
     shard::warn_of_unequal_buffers(state_.engine, "saving a checkpoint");
-    std::vector<TensorSlice> slices =
-        checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kSave);
+    std::vector<TensorSlice> slices = slices_to_save();
     if (options.asynchronous) {
-      slices = copies_.begin(slices, names_of_buffers(), [this, step = position.step] {
+      slices = copies_.begin(slices, names_of_early_changes(slices), [this, step = position.step] {
         if (hooks_.before_copy) hooks_.before_copy(step);
       });
       request.complete_slices = [this] { finish_copy(); };
@@ -139,10 +140,21 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
   });
 }
 
-/// Returns the names of the slices that a forward may change. All others are changed by the optimizer alone.
-std::set<std::string> Checkpointer::names_of_buffers() const {
+std::vector<TensorSlice> Checkpointer::slices_to_save() const {
+  std::vector<TensorSlice> slices =
+      checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kSave);
+  std::ranges::move(checkpoint::error_slices(state_.engine), std::back_inserter(slices));
+  return slices;
+}
+
+/// Returns the names of the slices that a forward or backward may change. All others are changed by the
+/// optimizer alone.
+std::set<std::string> Checkpointer::names_of_early_changes(const std::vector<TensorSlice>& slices) const {
   std::set<std::string> names;
   for (const auto& buffer : state_.engine.buffers()) names.insert("model/" + buffer.name);
+  for (const TensorSlice& slice : slices) {
+    if (slice.name.starts_with(checkpoint::kErrorPrefix)) names.insert(slice.name);
+  }
   return names;
 }
 

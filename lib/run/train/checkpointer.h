@@ -135,14 +135,17 @@ class Checkpointer {
   void hold_folder(double patience_seconds);
   void identify_run();
   void prepare_copies();
+  /// checkpoint::state_slices(), and the errors of quantized gradients.
+  std::vector<shard::TensorSlice> slices_to_save() const;
   void load_all(const std::filesystem::path& folder);
+  std::vector<shard::TensorSlice> errors_to_load(checkpoint::Manifest& manifest) const;
   void load_weights(const std::filesystem::path& folder);
   /// This run's adapter; computed at its first use.
   const checkpoint::AdapterDescription& adapter();
   void require_same_adapter(const checkpoint::Manifest& manifest, const std::filesystem::path& folder);
   void tell_of_conversions(const checkpoint::Manifest& manifest,
                            const std::vector<shard::TensorSlice>& slices) const;
-  std::set<std::string> names_of_buffers() const;
+  std::set<std::string> names_of_early_changes(const std::vector<shard::TensorSlice>& slices) const;
   void begin_save(const RunPosition& position, bool best);
   void begin_verification(const std::filesystem::path& folder);
   void settle_verification();

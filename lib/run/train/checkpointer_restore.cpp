@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <thread>
 #include <utility>
@@ -22,6 +23,7 @@
 #include "run/train/sample_position.h"
 #include "setup/config/config.h"
 #include "shard/engine/engine.h"
+#include "state/checkpoint/error_slices.h"
 #include "state/checkpoint/load.h"
 #include "state/checkpoint/state_slices.h"
 #include "state/convert/inspect.h"
@@ -137,8 +139,7 @@ void Checkpointer::identify_run() {
 
 void Checkpointer::prepare_copies() {
   if (!config_.checkpoint.asynchronous) return;
-  copies_.prepare(checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kSave),
-                  /*beside=*/true);
+  copies_.prepare(slices_to_save(), /*beside=*/true);
   state_.optimizer.set_step_pre_hook([this] { finish_copy(); });
 }
 
@@ -309,8 +310,9 @@ void Checkpointer::load_all(const fs::path& folder) {
     strictness.may_be_missing.push_back(concat(checkpoint::kAveragePrefix, "*"));
   }
   strictness.may_be_converted = {concat(kModelPrefix, "*"), concat(checkpoint::kOptimizerPrefix, "*")};
-  const std::vector<TensorSlice> slices =
+  std::vector<TensorSlice> slices =
       checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kLoad);
+  std::ranges::move(errors_to_load(manifest), std::back_inserter(slices));
   load(folder, manifest, slices, strictness);
   tell_of_conversions(manifest, slices);
   if (keeps_averages && !has_averages) {
@@ -335,6 +337,28 @@ void Checkpointer::load_all(const fs::path& folder) {
   resumed_from_ = folder;
   saved_step_ = manifest.step;
   saved_seconds_ = restored_.training_seconds;
+}
+
+/// Returns the errors of quantized gradients, if those of the manifest are of the same ranks and units.
+/// Otherwise takes them out of the manifest: no other rank can use a rank's errors, and training does not
+/// need them.
+std::vector<TensorSlice> Checkpointer::errors_to_load(Manifest& manifest) const {
+  const auto is_error = [](const auto& item) { return item.first.starts_with(checkpoint::kErrorPrefix); };
+  std::vector<TensorSlice> errors = checkpoint::error_slices(state_.engine);
+  const auto stored = std::ranges::count_if(manifest.tensors, is_error);
+  const bool fits = std::ranges::all_of(errors, [&](const TensorSlice& slice) {
+    const auto found = manifest.tensors.find(slice.name);
+    return found != manifest.tensors.end() && found->second.shape == slice.shape;
+  });
+  if (fits && std::ssize(errors) == stored) return errors;
+  std::erase_if(manifest.tensors, is_error);
+  if (errors.empty()) {
+    say("the errors of quantized gradients in the checkpoint are ignored, because fsdp.error_feedback is false");
+  } else {
+    say(concat("the errors of quantized gradients begin at zero, because the checkpoint has ",
+               stored == 0 ? "none" : "those of another number of processes, or of other units"));
+  }
+  return {};
 }
 
 /// Tells that weights and states are kept in the types of fsdp.param_storage and optimizer.state_dtype,

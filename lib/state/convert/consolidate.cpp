@@ -155,7 +155,8 @@ void write_full(const ConsolidationSource& source, const fs::path& output, const
   }
   if (options.optimizer) {
     for (TensorInfo& info : source.shards->infos()) {
-      if (!info.name.starts_with(kWeightsPrefix)) tensors.push_back({info.name, std::move(info)});
+      if (info.name.starts_with(kWeightsPrefix) || info.name.starts_with(kErrorPrefix)) continue;
+      tensors.push_back({info.name, std::move(info)});
     }
   }
   const Manifest& manifest = source.shards->manifest();

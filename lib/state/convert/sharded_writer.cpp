@@ -131,7 +131,10 @@ ShardedResult reshard(const fs::path& checkpoint_folder, const fs::path& output,
   auto shards = std::make_shared<ShardedSource>(checkpoint_folder);
   shards->verify_all(progress);
   std::vector<ShardedTensor> tensors;
-  for (const TensorInfo& info : shards->infos()) tensors.push_back({.source_name = info.name, .info = info});
+  for (const TensorInfo& info : shards->infos()) {
+    // Of no use to other ranks than those that made them.
+    if (!info.name.starts_with(kErrorPrefix)) tensors.push_back({.source_name = info.name, .info = info});
+  }
   const Manifest& manifest = shards->manifest();
   ShardedWrite request{.folder = output,
                        .world_size = world_size,

@@ -44,10 +44,12 @@ class TensorSource {
 };
 
 /// Prefixes of names within a checkpoint: of the weights, of the optimizer's state, and of the averages of
-/// the weights over the steps of a run, which are part of that state (optim's "ema").
+/// the weights over the steps of a run, which are part of that state (optim's "ema"). Errors of quantized
+/// gradients (state/checkpoint/error_slices.h) are of use only to a run with the same ranks.
 inline constexpr const char* kWeightsPrefix = "model/";
 inline constexpr const char* kOptimizerPrefix = "optimizer/";
 inline constexpr const char* kAveragePrefix = "optimizer/ema/";
+inline constexpr const char* kErrorPrefix = "error_feedback/";
 
 /// The tensors of one or several sources, read on request. Not thread-safe.
 class Weights {
