@@ -45,6 +45,7 @@
 #include "setup/config/print.h"
 #include "setup/config/value.h"
 #include "setup/plugin/load.h"
+#include "shard/units/option_conflicts.h"
 #include "tools/launch/worker_channel.h"
 #include "tools/plan/text.h"
 #include "tools/report/report.h"
@@ -237,6 +238,7 @@ void plan(config::Config config, const Arguments& arguments) {
   const c10::Device device = train::prepare_device(config.training, /*local_rank=*/0, /*warns=*/true);
   config.training.device = device.is_cpu() ? "cpu" : "cuda";  // the plan is made for the measured device
   const plan::Plan plan = apps::make_plan(config, arguments.planning);
+  config.mesh.ranks_of_host = plan.config.mesh.ranks_of_host;
   train::DryRun measured = train::dry_run(config, plan.mesh.world_size(), device);
   cli::print(json ? dry_run_json(plan, measured) : dry_run_text(plan, measured));
 }
@@ -303,6 +305,9 @@ int run(const Arguments& arguments) {
     return 0;
   }
   if (comm::is_over_mpi(config.comm.backend)) environment = comm::launch_environment(config.comm);
+  // Only quantized collectives need to know, and the ranks compare what they know.
+  const bool has_hosts = environment.local_world_size < environment.world_size;
+  if (has_hosts && shard::codes_links(config.fsdp)) config.mesh.ranks_of_host = environment.local_world_size;
   try {
     if (arguments.explain_step) {
       explain(config, environment,

@@ -10,6 +10,7 @@
 #include "comm/api/group_failure.h"
 #include "run/replicas/kept_state.h"
 #include "setup/config/global_batch.h"
+#include "shard/units/option_conflicts.h"
 #include "shard/units/options.h"
 #include "state/manifest/folders.h"
 
@@ -34,8 +35,11 @@ comm::LaunchEnvironment environment_of(const launch::Epoch& epoch, const comm::L
   return environment;
 }
 
-config::Config config_of(const launch::Epoch& epoch, const config::Config& config) {
+config::Config config_of(const launch::Epoch& epoch, const config::Config& config,
+                         const comm::LaunchEnvironment& environment) {
   config::Config own = config;
+  const bool has_hosts = environment.local_world_size < environment.world_size;
+  own.mesh.ranks_of_host = has_hosts && shard::codes_links(config.fsdp) ? environment.local_world_size : 0;
   // A state that all ranks have lost is in the newest checkpoint, whatever the run began with.
   const bool has_checkpoint = !checkpoint::find_checkpoints(config.run.output_dir).complete.empty();
   if (epoch.number > 1 && epoch.step < 0 && has_checkpoint) own.checkpoint.resume = "auto";
@@ -73,7 +77,8 @@ class ReplicaWorker {
     std::unique_ptr<Trainer> trainer;
     try {
       trainer = std::make_unique<Trainer>(
-          config_of(epoch, config_), connect(environment), is_first ? hooks_.progress : ProgressOutput{},
+          config_of(epoch, config_, environment), connect(environment),
+          is_first ? hooks_.progress : ProgressOutput{},
           RunHooks{.stop_requested = hooks_.stop_requested,
                    .activity = hooks_.activity,
                    .membership =

@@ -34,6 +34,7 @@
 #include "shard/engine/engine_sizes.h"
 #include "shard/engine/fully_shard.h"
 #include "shard/spmd/spmd_fully_shard.h"
+#include "shard/units/option_conflicts.h"
 #include "state/optim/engine_shards.h"
 #include "tools/plan/logits.h"
 #include "tools/plan/machines.h"
@@ -257,6 +258,41 @@ int64_t logits_mib_of(const config::Config& config, const comm::Mesh& mesh) {
   return std::stoll(comm::all_gather_text(world, std::to_string(chosen), {.unit = "memory of logits"})[0]);
 }
 
+/// The memory in which units are gathered; null unless all of them are.
+comm::CommonMemory* common_memory_of(const shard::Engine& engine) {
+  const bool is_coded = std::ranges::any_of(
+      engine.units(), [](const auto& unit) { return unit->groups().coded.gather != nullptr; });
+  return is_coded ? nullptr : engine.groups().shard->common_memory();
+}
+
+/// Tells how collectives are quantized, or why none is. On rank 0.
+void tell_of_quantized_links(const shard::Engine& engine) {
+  const shard::ShardOptions& options = engine.options();
+  if (!shard::codes_links(options) || engine.communicator().world_size() == 1) return;
+  int64_t gathers = 0, reductions = 0;
+  bool sends_to_all = false;
+  for (const auto& unit : engine.units()) {
+    const auto& [gather, reduce, gather_across, reduce_across] = unit->groups().coded;
+    gathers += gather != nullptr || gather_across != nullptr;
+    reductions += reduce != nullptr || reduce_across != nullptr;
+    sends_to_all = sends_to_all || (reduce != nullptr && engine.mesh().ranks_of_host > 1 &&
+                                    reduce->coded_parts() == reduce->world_size());
+  }
+  if (gathers + reductions == 0) {
+    return util::log_warning(
+        "fsdp.gather_dtype and fsdp.reduce_dtype have no effect: the processes that exchange parameters and "
+        "gradients are on one host, as LOCAL_WORLD_SIZE says; set fsdp.quantize_links = \"all\", or leave them out");
+  }
+  util::log_info(concat("quantized collectives: parameters of ", gathers, " units in ", options.gather_dtype,
+                        ", gradients of ", reductions, " units in ", options.reduce_dtype,
+                        options.error_feedback ? " with error feedback" : ""));
+  if (!sends_to_all) return;
+  util::log_warning(
+      "quantized gradients go from each process to all others, also where several are on a host, because this "
+      "backend adds nothing inside a host first; fsdp.strategy = \"hybrid_shard\" with fsdp.hybrid_optimizer = "
+      "\"global\" and a mesh.dcn of the number of hosts sends less between hosts");
+}
+
 }  // namespace
 
 ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh& mesh,
@@ -310,7 +346,7 @@ ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh&
     if (known.frozen) return;
     // Otherwise each buffer of the first step would be a separate allocation.
     util::start_phase("buffers");
-    comm::CommonMemory* common = parts.engine->groups().shard->common_memory();
+    comm::CommonMemory* common = common_memory_of(*parts.engine);
     try {
       std::map<int64_t, plan::BufferShapes> own;
       auto& shapes = known.buffers != nullptr ? *known.buffers : own;
@@ -390,6 +426,7 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
   if (mesh.world()->rank() == 0) {
     warn_of_patterns_without_parameters(config.optimizer, *parts.engine);
     if (config.lora.is_on()) util::log_info(describe_adapters(parts));
+    tell_of_quantized_links(*parts.engine);
     if (!parts.float8.chosen.empty()) util::log_info(describe(parts.float8, mesh.world()->device()));
   }
   if (graphs) {

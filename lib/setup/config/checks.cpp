@@ -406,6 +406,16 @@ void check_sharding(const Config& config, Conflicts& conflicts) {
       "must be 0, because with fsdp.front = spmd the batches of all ranks are parts of one, of the "
       "same shape, but is ",
       config.data.max_tokens, "; leave one of the two out");
+  conflicts.unless(
+      !config.fsdp.error_feedback || !scales_loss(config), {"fsdp.error_feedback", "loss_scaler.enabled"},
+      "must be false with a scaled loss, because the errors of one step would be added to gradients of another "
+      "scale, but is ",
+      "true", "; leave it out, or use bfloat16 in place of float16");
+  conflicts.unless(
+      !config.fsdp.error_feedback || config.mesh.model == 1, {"fsdp.error_feedback", "mesh.model"},
+      "must be false with mesh.model above 1, because processes with different parts of the layers keep errors of "
+      "different sizes, which a checkpoint cannot join, but is ",
+      "true", "; leave one of the two out");
   for (const shard::OptionConflict& conflict : shard::find_option_conflicts(shard_options(config))) {
     conflicts.found.push_back({conflict.fields, conflict.message});
   }

@@ -218,6 +218,7 @@ inline shard::ShardOptions shard_options(const Config& config, bool on_gpu = fal
   options.mixed_precision.keep_low_precision_shards =
       keep == KeepChoice::kAuto ? on_gpu : keep == KeepChoice::kTrue;
   options.trained_apart = config.lora.is_on();
+  options.quantization_seed = static_cast<uint64_t>(config.run.seed);
   options.sums_by_sample = config.training.reproducible == Reproducible::kWorldSize;
   return options;
 }

@@ -224,6 +224,11 @@ constexpr ForeignName kNames[] = {
     {"fsdp.cpu_offload",
      "enable_cpu_offload fsdp_offload_params offload_params offload_to_cpu move_params_to_cpu fsdp_cpu_offload "
      "optimizer_offload"},
+    {"fsdp.gather_dtype = \"int8\"", "zero_quantized_weights zero_quantized_nontrainable_weights"},
+    {"fsdp.reduce_dtype = \"int4\"", "zero_quantized_gradients", ", or \"int8\""},
+    {"fsdp.error_feedback = true", "zeropp_loco_param"},
+    {"fsdp.hybrid_optimizer = \"global\"", "zero_hpz_partition_size hpz_partition_size",
+     ", with fsdp.strategy = \"hybrid_shard\" and this size as mesh.data"},
     {"fsdp.layout", "use_orig_params fsdp_use_orig_params flatten_parameters",
      ", which does not change results: leave it out"},
     {"fsdp.param_storage = \"float16\"", "memory_efficient_fp16"},

@@ -24,6 +24,9 @@ Condition has_replicas() {
 Condition has_float16() {
   return is("mixed_precision.param_dtype", {"float16"}) || is("mixed_precision.reduce_dtype", {"float16"});
 }
+Condition quantizes() {
+  return is("fsdp.gather_dtype", {"int8", "int4"}) || is("fsdp.reduce_dtype", {"int8", "int4"});
+}
 Condition scales_the_loss() { return is_not("loss_scaler.enabled", "false") && has_float16(); }
 
 }  // namespace
@@ -93,6 +96,22 @@ std::vector<Key> sharding_keys() {
        "number of ranks",
        at_least(0)},
 
+      {KEY(fsdp, gather_dtype),
+       "how gathered parameters travel between hosts: exact: in mixed_precision.param_dtype; int8, int4: blocks of 256 "
+       "with a scale (ZeRO++'s quantized weights)",
+       shards()},
+      {KEY(fsdp, reduce_dtype),
+       "how gradients travel between hosts when they are reduced: exact: in mixed_precision.reduce_dtype; int8, int4: "
+       "blocks of 256 with a scale, once per hop (ZeRO++'s quantized gradients)"},
+      {KEY(fsdp, quantize_links),
+       "where gather_dtype and reduce_dtype apply: between_hosts: in groups with processes on several hosts; all: in all "
+       "groups",
+       quantizes()},
+      {KEY(fsdp, error_feedback),
+       "add what quantized gradients lack to those of the next reduction, in place of stochastic rounding; takes 4 bytes "
+       "for each number that a process sends in a reduction, and is saved in checkpoints",
+       is("fsdp.reduce_dtype", {"int8", "int4"})},
+
       {KEY(mixed_precision, param_dtype), "type of gathered parameters and of compute"},
       {KEY(mixed_precision, reduce_dtype), "type in which gradients are accumulated and reduced"},
       {KEY(mixed_precision, buffer_dtype),
@@ -106,9 +125,11 @@ std::vector<Key> sharding_keys() {
        "keep a copy of the shard in param_dtype, which the optimizer writes and gathers send, instead of a cast "
        "in each gather; costs 2 bytes a parameter of the shard; auto: on GPUs",
        is("fsdp.param_storage", {"float32"}) && is_not("mixed_precision.param_dtype", "float32")},
-      {KEY(mixed_precision, keep_float32), "patterns (* and ?) of parameters that stay float32: \"*norm*\"",
+      {KEY(mixed_precision, keep_float32),
+       "patterns (* and ?) of parameters that stay float32, and exact on all links: \"*norm*\"",
        is_not("mixed_precision.param_dtype", "float32") ||
-           is_not("mixed_precision.reduce_dtype", "float32") || is_not("fsdp.param_storage", "float32")},
+           is_not("mixed_precision.reduce_dtype", "float32") || is_not("fsdp.param_storage", "float32") ||
+           quantizes()},
 
       {KEY(loss_scaler, enabled),
        "scale the loss to stay in float16's range; auto: when a float16 type is in use", has_float16()},

@@ -80,6 +80,7 @@ void Translator::read_sharding(const Literal& value) {
           set("fsdp.strategy", inner.value, concat(path(), ", ZeRO ", inner.value.text));
         if (inner.name.starts_with("offload_") && !is_off(inner.value))
           set("fsdp.cpu_offload", toml_literal("true"), path());
+        read_zero_plus_plus(inner);
       }
     }
     return;
@@ -97,6 +98,21 @@ void Translator::read_sharding(const Literal& value) {
     }
     if (!is_file && word != "auto_wrap" && word != "offload")
       set("fsdp.strategy", text_literal(word), concat(path(), ": ", word));
+  }
+}
+
+/// One key of ZeRO++, whose gradients have 4 bits.
+void Translator::read_zero_plus_plus(const Literal::Field& key) {
+  const std::string origin = concat(path(), ", ", key.name);
+  if (is_off(key.value)) return;
+  if (key.name == "zero_quantized_weights") set("fsdp.gather_dtype", text_literal("int8"), origin);
+  if (key.name == "zero_quantized_gradients") set("fsdp.reduce_dtype", text_literal("int4"), origin);
+  if (key.name == "zeropp_loco_param") set("fsdp.error_feedback", toml_literal("true"), origin);
+  if (key.name == "zero_hpz_partition_size" && number_of(key.value).value_or(1) > 1) {
+    notes_.push_back(
+        concat("zero_hpz_partition_size is fsdp.strategy = \"hybrid_shard\" with fsdp.hybrid_optimizer = "
+               "\"global\" and mesh.data = ",
+               key.value.text, ", mesh.dcn = -1"));
   }
 }
 

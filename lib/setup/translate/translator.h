@@ -71,6 +71,7 @@ class Translator {
   void offload_activations(const Literal& value);
   void read_data(const Literal& value);
   void read_sharding(const Literal& value);
+  void read_zero_plus_plus(const Literal::Field& key);
   void read_strategy(const Literal& value);
   void read_floor(const Literal& value);
 

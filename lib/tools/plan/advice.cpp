@@ -273,7 +273,8 @@ class Adviser {
         run_.mesh = {.dcn = mesh.dcn,
                      .data = mesh.data / ranks,
                      .context = mesh.context * context,
-                     .model = mesh.model * ranks / context};
+                     .model = mesh.model * ranks / context,
+                     .ranks_of_host = mesh.ranks_of_host};
         run_.config.mesh.context = run_.mesh.context;
         run_.config.mesh.model = run_.mesh.model;
         if (run_.mesh.model > 1) run_.config.mesh.sequence_parallel = true;

@@ -113,7 +113,9 @@ int most_shards(const Units& units) {
 }
 
 bool shares_memory(const config::Config& config, const Units& units) {
-  return comm::row_of(config.comm.backend).traits.shares_memory && most_shards(units) > 1;
+  const bool is_coded = std::ranges::any_of(
+      units, [](const UnitSizes& unit) { return unit.links.gather != comm::LinkType::kExact; });
+  return comm::row_of(config.comm.backend).traits.shares_memory && most_shards(units) > 1 && !is_coded;
 }
 
 /// Resident memory. Memory that ranks gather into together is no tensor, so the allocator holds no free
@@ -242,8 +244,21 @@ shard::Traffic layer_traffic(const config::Config& config, const comm::MeshShape
           .all_reduce_bytes = times * micro_batch.all_reduce.bytes};
 }
 
+namespace {
+
+int64_t code_bytes(const Units& units) {
+  int64_t errors = 0, codes = 0;
+  for (const UnitSizes& unit : units) {
+    errors += unit.error_bytes();
+    codes = std::max(codes, unit.code_bytes());
+  }
+  return errors + codes;
+}
+
+}  // namespace
+
 int64_t device_peak(const config::Config& config, const Units& units, const RecordedPass& pass) {
-  int64_t shards = 0, largest_sent = 0, largest_moved = 0;
+  int64_t shards = code_bytes(units), largest_sent = 0, largest_moved = 0;
   for (const UnitSizes& unit : units) {
     if (!is_offloaded(unit) || unit.groups.slices > 1) shards += unit.source_bytes();
     if (!is_offloaded(unit)) shards += unit.shard_bytes();
@@ -278,7 +293,8 @@ MemoryPlan plan_memory(const config::Config& config, const Units& units, const R
   plan.activations_on_host = pass.host_bytes();
   plan.states_on_host = streamed_states(config, units, pass);
   plan.pinned += plan.activations_on_host + plan.states_on_host;
-  const int64_t at_rest = plan.shards + plan.sources + plan.optimizer + pass.kept_bytes();
+  plan.codes = code_bytes(units);
+  const int64_t at_rest = plan.shards + plan.sources + plan.optimizer + plan.codes + pass.kept_bytes();
   plan.device_peak = device_peak(config, units, pass);
   plan.peak = std::ranges::any_of(units, is_offloaded) || plan.states_on_host > 0
                   ? at_rest + step_peak_at_any_timing(config, units, pass, {}).sum()

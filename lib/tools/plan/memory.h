@@ -10,6 +10,8 @@
 //   gradients    of the shards: 4 bytes per element, or those of reduce_dtype with keep_low_precision_grads;
 //                from the end of a unit's backward to the next step. 0 if units are updated in backward (CPU)
 //   buffers      gathered parameters and unreduced gradients: the bound of shard/units/step_formula.h
+//   codes        with fsdp.gather_dtype or reduce_dtype: the codes of the unit that has most, and with
+//                fsdp.error_feedback the errors of all units; on the device
 //   activations  tensors that autograd saves and kernels allocate (tools/plan/recorded_pass.h)
 //
 // The peak of the sum comes from playing a step: the recorded pass with the memory of units (unit_memory.h),
@@ -40,6 +42,7 @@ struct MemoryPlan {
   int64_t states_on_host = 0;  ///< part of `optimizer` that is in host memory, and in `pinned`
   int64_t gradients = 0;       ///< after backward
   int64_t buffers = 0;
+  int64_t codes = 0;                ///< codes of quantized collectives, and with error feedback their errors
   int64_t frozen = 0;               ///< shards of a second model, which is not trained; not in the sums below
   int64_t saved_activations = 0;    ///< when backward begins
   int64_t activations_on_host = 0;  ///< at most; not in the sums below, but in `pinned`

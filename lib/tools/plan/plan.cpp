@@ -251,7 +251,9 @@ Plan plan_needs(const config::Config& given, const PlanOptions& options) {
   plan.config = given;
   plan.machines = options;
   plan.machines.world_size = planned_world_size(given, options);
-  plan.mesh = config::check_world(given, static_cast<int>(plan.machines.world_size));
+  const int64_t of_node = plan.machines.gpus_per_node;
+  plan.config.mesh.ranks_of_host = of_node < plan.machines.world_size ? of_node : 0;
+  plan.mesh = config::check_world(plan.config, static_cast<int>(plan.machines.world_size));
   plan.config.mesh.context = plan.mesh.context;
   plan.config.mesh.model = plan.mesh.model;
   config::resolve_batch(plan.config, plan.machines.world_size);

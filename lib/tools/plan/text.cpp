@@ -151,6 +151,10 @@ std::string memory_table(const Plan& plan) {
                        decimal_bytes(plan.step.separate_buffers_bytes))
                     .c_str());
   }
+  if (memory.codes > 0) {
+    text += row("codes of quantized collectives", memory.codes,
+                plan.config.fsdp.error_feedback ? "at most, with the errors that are fed back" : "at most");
+  }
   if (memory.frozen > 0) text += row("second model", memory.frozen, "shards, which are not trained");
   text += row("saved activations", memory.saved_activations, "when backward begins");
   if (plan.recomputation.options.chosen) text += recomputation_rows(plan);
@@ -445,6 +449,7 @@ std::string plan_json(const Plan& plan) {
         {"states_on_host_bytes", memory.states_on_host},
         {"gradient_bytes", memory.gradients},
         {"unsharded_bytes", memory.buffers},
+        {"code_bytes", memory.codes},
         {"second_model_bytes", memory.frozen},
         {"separate_buffers_bytes", plan.step.separate_buffers_bytes},
         {"separate_forward_bytes", plan.step.separate_forward_bytes},

@@ -50,9 +50,10 @@ Cost shared_memory(const CollectiveCall& call, const NetworkTable& network) {
       if (bytes <= kSmallBytes) return {meetings(network, 1, network.copy_seconds(ranks * bytes))};
       return {meetings(network, 2, network.copy_seconds(bytes))};
     case CollectiveKind::kReduceScatter:
-      return {meetings(network, 2, network.sum_seconds(ranks * bytes))};
+      return {meetings(network, 2, network.sum_seconds(ranks * call.memory_bytes()))};
     case CollectiveKind::kAllReduce:
-      if (bytes <= kSmallBytes) return {meetings(network, 1, network.sum_seconds(ranks * bytes))};
+      if (bytes <= kSmallBytes)
+        return {meetings(network, 1, network.sum_seconds(ranks * call.memory_bytes()))};
       return {meetings(network, 3,
                        network.sum_seconds(bytes) + network.copy_seconds((ranks - 1) / ranks * bytes))};
     case CollectiveKind::kExchange:
@@ -72,7 +73,7 @@ Cost gloo(const CollectiveCall& call, const NetworkTable& network) {
     }
     case CollectiveKind::kReduceScatter:
       return {transfer(network, level, 1, (ranks - 1) * bytes),
-              {.core_seconds = network.sum_seconds(ranks * bytes)}};
+              {.core_seconds = network.sum_seconds(ranks * call.memory_bytes())}};
     case CollectiveKind::kAllReduce: {  // segments are added up while the next are under way
       const double received = 2 * (ranks - 1) / ranks * bytes;
       const double steps = 2 * (ranks - 1), ring_latency = network.at(level).ring_latency_seconds;
@@ -95,7 +96,7 @@ Cost mpi(const CollectiveCall& call, const NetworkTable& network) {
       return {transfer(network, level, std::ceil(std::log2(ranks)), (ranks - 1) * bytes)};
     case CollectiveKind::kReduceScatter: {  // pieces are added up while the next are under way
       Stage stage = transfer(network, level, 1, (ranks - 1) * bytes);
-      stage.core_seconds += network.sum_seconds(ranks * bytes);
+      stage.core_seconds += network.sum_seconds(ranks * call.memory_bytes());
       return {stage};
     }
     case CollectiveKind::kAllReduce: {
@@ -124,8 +125,8 @@ Cost hierarchical(const CollectiveCall& call, const NetworkTable& network) {
     case CollectiveKind::kReduceScatter: {
       Stage stage = transfer(network, level, 1, (hosts - 1) * bytes);
       add_meetings(stage, network, 2 * hosts);
-      stage.core_seconds += network.sum_seconds(hosts * here * bytes);
-      return {stage, {.core_seconds = network.sum_seconds(hosts * bytes)}};
+      stage.core_seconds += network.sum_seconds(hosts * here * call.memory_bytes());
+      return {stage, {.core_seconds = network.sum_seconds(hosts * call.memory_bytes())}};
     }
     case CollectiveKind::kAllReduce: {
       if (bytes <= kSmallBytes / 2) {  // whole tensors, in one exchange
@@ -167,9 +168,12 @@ Cost nccl(const CollectiveCall& call, const NetworkTable& network) {
   const double inside_bytes =
       here == 1 ? 0 : (call.kind == CollectiveKind::kExchange ? call.bytes : times * (ranks - 1) * payload);
   double between_bytes = 0;
+  // Coded parts go from each rank to each other rank.
+  const bool is_direct = call.uncoded_bytes > 0 && call.kind != CollectiveKind::kAllGather;
   if (hosts > 1) {
-    between_bytes =
-        call.kind == CollectiveKind::kExchange ? call.bytes : times * (ranks - here) * payload / here;
+    between_bytes = call.kind == CollectiveKind::kExchange
+                        ? call.bytes
+                        : times * (ranks - here) * payload / (is_direct ? 1 : here);
   }
   Cost best;
   double least = std::numeric_limits<double>::infinity();
@@ -203,6 +207,10 @@ using CostFunction = Cost(const CollectiveCall&, const NetworkTable&);
 template <CostFunction* cost>
 Cost on_cores(const CollectiveCall& call, const NetworkTable& network) {
   Cost stages = cost(call, network);
+  if (call.uncoded_bytes > 0 && !stages.empty()) {  // to encode and decode takes about as long as to copy
+    const double times = call.kind == CollectiveKind::kAllReduce ? 2 : call.group.ranks;
+    stages.back().core_seconds += network.copy_seconds(times * call.uncoded_bytes);
+  }
   if (!stages.empty()) {
     stages.front().delay_seconds += network.base_seconds;
     stages.front().core_seconds += network.core_seconds;

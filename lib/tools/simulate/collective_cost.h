@@ -50,6 +50,10 @@ struct CollectiveCall {
   /// bytes received in an exchange.
   double bytes = 0;
   RankGroup group = {};
+  /// The payload in memory, if it is coded on its links; else 0.
+  double uncoded_bytes = 0;
+
+  double memory_bytes() const { return uncoded_bytes > 0 ? uncoded_bytes : bytes; }
 };
 
 /// Requires: `backend` is not kAuto.

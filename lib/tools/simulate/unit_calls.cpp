@@ -69,12 +69,15 @@ std::vector<IssuedCall> UnitCalls::of_command(const shard::Command& command, con
       kind = "between slices";
     }
     if (command.kind == shard::Command::Action::kGatherSlices) pass = shard::kBetweenSlices;
-    calls.push_back(
-        {.queue = each.queue,
-         .call = {.kind = kind_of(each.kind), .bytes = static_cast<double>(each.bytes), .group = group},
-         .kind = std::move(kind),
-         .unit = unit.name,
-         .pass = std::move(pass)});
+    calls.push_back({.queue = each.queue,
+                     .call = {.kind = kind_of(each.kind),
+                              .bytes = static_cast<double>(each.bytes),
+                              .group = group,
+                              .uncoded_bytes =
+                                  each.bytes == each.exact_bytes ? 0 : static_cast<double>(each.exact_bytes)},
+                     .kind = std::move(kind),
+                     .unit = unit.name,
+                     .pass = std::move(pass)});
   }
   return calls;
 }

@@ -172,6 +172,9 @@ TEST(Translate, ConvertsSingleValues) {
                {"wrap_stages = [\"block\"]", "strategy = \"shard_grad_op\""});
   expect_lines(with("deepspeed: {zero_optimization: {stage: 3, offload_optimizer: {device: cpu}}}"),
                {"strategy = \"full_shard\"", "cpu_offload = true"});
+  expect_lines(with("deepspeed: {zero_optimization: {stage: 3, zero_quantized_weights: true, "
+                    "zero_quantized_gradients: true, zero_hpz_partition_size: 1}}"),
+               {"strategy = \"full_shard\"", "gather_dtype = \"int8\"", "reduce_dtype = \"int4\""});
   expect_lines(with("adapter: lora\nlora_target_linear: true"), {"rank = 8", "targets = [\"*\"]"});
   expect_lines(with("bf16: false\nfp16: true"), {"param_dtype = \"float16\""});
   EXPECT_EQ(with("bf16: false").toml.find("param_dtype"), std::string::npos);

@@ -100,6 +100,27 @@ TEST(CollectiveCost, OfSlicesIsOnTheirLinks) {
   EXPECT_GE(cost[0].slice_bytes, 1e6);
 }
 
+TEST(CollectiveCost, OfCodesIsTheirBytesOnTheLinksAndTheCoresTime) {
+  const RankGroup group{.ranks = 4, .ranks_of_host = 2};
+  const NetworkTable network = slow();
+  const auto cost = [&](Backend backend, double uncoded) {
+    return cost_of({.kind = CollectiveKind::kReduceScatter,
+                    .bytes = uncoded > 0 ? 0.25e6 : 1e6,
+                    .group = group,
+                    .uncoded_bytes = uncoded},
+                   backend, network);
+  };
+  const Cost exact = cost(Backend::kHierarchical, 0), coded = cost(Backend::kHierarchical, 1e6);
+  EXPECT_EQ(exact[0].between_bytes, 1e6);
+  EXPECT_EQ(coded[0].between_bytes, 0.25e6);
+  EXPECT_NEAR(coded[0].core_seconds + network.between.core_seconds_per_byte * 0.75e6, exact[0].core_seconds,
+              1e-9);
+  EXPECT_NEAR(coded.back().core_seconds, exact.back().core_seconds + 4e6 / 2e6, 1e-9) << "to code";
+  // NCCL adds nothing inside a host first: codes go from each GPU to all others.
+  EXPECT_EQ(cost(Backend::kNccl, 0)[0].between_bytes, 1e6);
+  EXPECT_EQ(cost(Backend::kNccl, 1e6)[0].between_bytes, 0.5e6);
+}
+
 TEST(CollectiveCost, OfAGroupOfOneIsNothing) {
   EXPECT_TRUE(cost_of({.bytes = 1e6, .group = {}}, Backend::kNccl, slow()).empty());
 }
