@@ -164,14 +164,15 @@ TEST(CodedLinks, LeaveWeightsBetweenStepsExact) {
     auto model = testing::make_initialized(testing::tiny_options());
     const auto reference = testing::make_initialized(testing::tiny_options());
     auto engine = testing::shard_under_test(*model, coded("int4", "int4"), mesh);
+    const auto weights = reference->named_parameters();
     for (const auto& [name, weight] : full_state_dict(*engine, {})) {
-      const at::Tensor* expected = reference->named_parameters().find(name);
+      const at::Tensor* expected = weights.find(name);
       if (expected == nullptr) continue;
       EXPECT_TRUE(at::equal(weight, *expected)) << name;
     }
     const FullParameters full(*engine);
     for (const auto& parameter : model->named_parameters()) {
-      EXPECT_TRUE(at::equal(parameter.value(), reference->named_parameters()[parameter.key()]));
+      EXPECT_TRUE(at::equal(parameter.value(), weights[parameter.key()]));
     }
   });
 }
