@@ -1,5 +1,6 @@
 #include "run/replicas/kept_state.h"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 
 #include <algorithm>
@@ -21,8 +22,7 @@ void KeptState::begin(const launch::Epoch& epoch) {
 
 KeptState::Moment KeptState::copy_of(const TrainingState& state, int64_t step, nlohmann::json record) {
   Moment moment{.step = step, .record = std::move(record), .tensors = {}};
-  moment.tensors.take(
-      checkpoint::state_slices(state.engine, state.optimizer, checkpoint::SlicePurpose::kLoad));
+  moment.tensors.take(state.slices_in_memory());
   return moment;
 }
 
@@ -56,8 +56,7 @@ nlohmann::json KeptState::restore(const TrainingState& state, const comm::Mesh& 
   const int place = mesh.world()->rank() % epoch_.replica_size;
   const int source = epoch_.sources.at(static_cast<size_t>(place));
   const auto records = comm::all_gather_text(*mesh.world(), now_ ? now_->record.dump() : "", site);
-  const auto slices =
-      checkpoint::state_slices(state.engine, state.optimizer, checkpoint::SlicePurpose::kLoad);
+  const auto slices = state.slices_in_memory();
   const bool is_behind = std::ranges::find(epoch_.behind, mesh.world()->rank()) != epoch_.behind.end();
   FSDP_CHECK(is_behind || step() == epoch_.step, "this rank has the state after step ", step(),
              ", not after step ", epoch_.step);
@@ -69,13 +68,17 @@ nlohmann::json KeptState::restore(const TrainingState& state, const comm::Mesh& 
   tensors.prepare(slices);
   if (is_sent) {
     before_transfer();
-    mesh.group({comm::MeshAxis::kDcn})
-        ->broadcast(tensors.buffer(), source / epoch_.replica_size, site)
-        ->wait();
+    // With local steps, each replica has a state of its own.
+    const bool keeps_own = state.outer != nullptr && !is_behind && mesh.world()->rank() != source;
+    const at::Tensor buffer = keeps_own ? at::empty_like(tensors.buffer()) : tensors.buffer();
+    mesh.group({comm::MeshAxis::kDcn})->broadcast(buffer, source / epoch_.replica_size, site)->wait();
   }
   tensors.write_back(slices);
+  if (state.outer != nullptr && !is_behind) return now_->record;
   // All ranks take the same record, also if only some have come through the validation of that step.
-  return nlohmann::json::parse(records[static_cast<size_t>(epoch_.sources.front())]);
+  nlohmann::json record = nlohmann::json::parse(records[static_cast<size_t>(epoch_.sources.front())]);
+  if (state.outer != nullptr) record[kJoined] = true;
+  return record;
 }
 
 }  // namespace fsdp::train

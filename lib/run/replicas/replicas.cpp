@@ -131,8 +131,15 @@ std::string obstacle_to_replicas(const config::Config& config, int replicas, con
     return concat(key, " must be ", expected, " with fsdp-launch --replica-size ", epoch.replica_size,
                   ", because ", reason, ", but is ", found, "; change it, or start without --replica-size");
   };
-  if (config.training.reproducible != config::Reproducible::kWorldSize) {
-    return must("training.reproducible", "\"world_size\"",
+  if (config.training.has_local_steps()) {
+    const optim::OuterOptions& outer = config.outer_optimizer;
+    if (outer.fragments > 1 || outer.fragment_delay > 0) {
+      return must("outer_optimizer.fragments", "1, and fragment_delay 0,",
+                  "replicas that leave or join must all have the result of an exchange or none",
+                  concat(outer.fragments, " with fragment_delay ", outer.fragment_delay));
+    }
+  } else if (config.training.reproducible != config::Reproducible::kWorldSize) {
+    return must("training.reproducible", "\"world_size\", or training.local_steps above 0,",
                 "a step must have the same result with any number of replicas",
                 concat("\"", config.training.reproducible, "\""));
   }

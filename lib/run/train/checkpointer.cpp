@@ -12,6 +12,7 @@
 #include "model/families/families.h"
 #include "model/nn/layers.h"
 #include "model/nn/lora.h"
+#include "run/train/local_steps.h"
 #include "run/train/model_record.h"
 #include "setup/config/model_description.h"
 #include "shard/engine/engine.h"
@@ -49,7 +50,12 @@ Checkpointer::Checkpointer(const config::Config& config, const TrainingState& st
 }
 
 Checkpointer::~Checkpointer() {
-  if (config_.checkpoint.asynchronous) state_.optimizer.set_step_pre_hook(nullptr);
+  if (config_.checkpoint.asynchronous) set_step_pre_hook(nullptr);
+}
+
+void Checkpointer::set_step_pre_hook(std::function<void()> hook) {
+  if (state_.outer != nullptr) state_.outer->set_step_pre_hook(hook);
+  state_.optimizer.set_step_pre_hook(std::move(hook));
 }
 
 void Checkpointer::remember_model() {
@@ -109,6 +115,7 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
   attempt([&] {
     nlohmann::json training = training_record(config_, state_, position);
     if (is_first_rank()) training["run"] = run_;
+    if (state_.outer != nullptr) add_replica_records(training, *state_.outer);
     checkpoint::SaveRequest request{.root = output_folder(),
                                     .step = position.step,
                                     .layout = config_.fsdp.layout.name(),
@@ -120,7 +127,7 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
                                       if (hooks_.in_the_middle) hooks_.in_the_middle(step);
                                     }};
     shard::warn_of_unequal_buffers(state_.engine, "saving a checkpoint");
-    std::vector<TensorSlice> slices = slices_to_save();
+    std::vector<TensorSlice> slices = state_.slices_to_save();
     if (options.asynchronous) {
       slices = copies_.begin(slices, names_of_early_changes(slices), [this, step = position.step] {
         if (hooks_.before_copy) hooks_.before_copy(step);
@@ -138,13 +145,6 @@ void Checkpointer::begin_save(const RunPosition& position, bool best) {
       succeeded(checkpoint::save_sharded(request, slices, communicator_));
     }
   });
-}
-
-std::vector<TensorSlice> Checkpointer::slices_to_save() const {
-  std::vector<TensorSlice> slices =
-      checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kSave);
-  std::ranges::move(checkpoint::error_slices(state_.engine), std::back_inserter(slices));
-  return slices;
 }
 
 /// Returns the names of the slices that a forward or backward may change. All others are changed by the

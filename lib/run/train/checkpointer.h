@@ -135,8 +135,7 @@ class Checkpointer {
   void hold_folder(double patience_seconds);
   void identify_run();
   void prepare_copies();
-  /// checkpoint::state_slices(), and the errors of quantized gradients.
-  std::vector<shard::TensorSlice> slices_to_save() const;
+  void set_step_pre_hook(std::function<void()> hook);
   void load_all(const std::filesystem::path& folder);
   std::vector<shard::TensorSlice> errors_to_load(checkpoint::Manifest& manifest) const;
   void load_weights(const std::filesystem::path& folder);

@@ -20,6 +20,7 @@
 #include "base/util/text.h"
 #include "run/train/arithmetic.h"
 #include "run/train/checkpointer.h"
+#include "run/train/local_steps.h"
 #include "run/train/sample_position.h"
 #include "setup/config/config.h"
 #include "shard/engine/engine.h"
@@ -29,6 +30,7 @@
 #include "state/convert/inspect.h"
 #include "state/manifest/folders.h"
 #include "state/manifest/run_identity.h"
+#include "state/outer/outer_slices.h"
 #include "state/weights/weights.h"
 
 namespace fsdp::train {
@@ -91,6 +93,7 @@ RunPosition Checkpointer::restore() {
     hold_folder(/*patience_seconds=*/0);
     identify_run();
   });
+  if (state_.outer != nullptr) state_.outer->begin();
   prepare_copies();
   return restored_;
 }
@@ -139,8 +142,8 @@ void Checkpointer::identify_run() {
 
 void Checkpointer::prepare_copies() {
   if (!config_.checkpoint.asynchronous) return;
-  copies_.prepare(slices_to_save(), /*beside=*/true);
-  state_.optimizer.set_step_pre_hook([this] { finish_copy(); });
+  copies_.prepare(state_.slices_to_save(), /*beside=*/true);
+  set_step_pre_hook([this] { finish_copy(); });
 }
 
 void Checkpointer::take_over(const nlohmann::json& origin) {
@@ -310,10 +313,24 @@ void Checkpointer::load_all(const fs::path& folder) {
     strictness.may_be_missing.push_back(concat(checkpoint::kAveragePrefix, "*"));
   }
   strictness.may_be_converted = {concat(kModelPrefix, "*"), concat(checkpoint::kOptimizerPrefix, "*")};
+  std::optional<optim::OuterSlices> of_replica;
+  if (state_.outer != nullptr) {
+    of_replica = optim::outer_slices_to_load(*state_.outer, manifest);
+  } else if (optim::remove_outer_tensors(manifest)) {
+    say(concat(folder.string(),
+               " is of a run with training.local_steps: this run goes on from its outer weights "
+               "and the optimizer's states of replica 0"));
+  }
   std::vector<TensorSlice> slices =
-      checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kLoad);
+      of_replica ? of_replica->slices
+                 : checkpoint::state_slices(state_.engine, state_.optimizer, checkpoint::SlicePurpose::kLoad);
   std::ranges::move(errors_to_load(manifest), std::back_inserter(slices));
   load(folder, manifest, slices, strictness);
+  if (of_replica) {
+    const int64_t local_steps = config_.training.local_steps;
+    state_.outer->loaded(of_replica->has_local_weights, of_replica->has_delta,
+                         manifest.step / local_steps * local_steps);
+  }
   tell_of_conversions(manifest, slices);
   if (keeps_averages && !has_averages) {
     const auto& parameters = state_.optimizer.parameters();
@@ -327,6 +344,7 @@ void Checkpointer::load_all(const fs::path& folder) {
             ? "the checkpoint has no averages of the weights; they start from its weights"
             : "the averages of the weights in the checkpoint are ignored, because optimizer.ema_decay is 0");
   }
+  if (state_.outer != nullptr) manifest.training = record_of_replica(manifest.training, *state_.outer);
   restored_ = restore_training_record(manifest.training, manifest.step, state_,
                                       (folder / checkpoint::kManifestName).string(),
                                       /*same_data=*/position.note.empty() && !config_.data.allow_changed);

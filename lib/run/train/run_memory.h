@@ -15,11 +15,14 @@ namespace fsdp::train {
 
 /// Host memory that outlives a Trainer: the Trainer takes the run's state from it in place of a checkpoint,
 /// and leaves its state in it, where a run goes on with other ranks (run/replicas).
+/// Key of a record that belongs to a replica which has no state of its own yet.
+inline constexpr const char* kJoined = "joined";
+
 class RunMemory {
  public:
   virtual ~RunMemory() = default;
 
-  /// The step after which the run continues from memory; -1: it starts as its config says.
+  /// RunState::moment() at which the run continues from memory; -1: it starts as its config says.
   virtual int64_t state_step() const = 0;
   /// Shapes that this process has computed so far: KnownParts::buffers.
   virtual std::map<int64_t, plan::BufferShapes>& buffer_shapes() = 0;
@@ -31,11 +34,11 @@ class RunMemory {
   /// Returns the part of the next step that all ranks have; nullopt if one has nothing. Collective.
   virtual std::optional<BegunStep> begun(comm::Communicator& world) const = 0;
 
-  /// Copies the state after a step. `record`: training_record(), with what else is to be kept.
+  /// Copies the state at a moment. `record`: training_record(), with what else is to be kept.
   virtual void keep(const TrainingState& state, int64_t step, nlohmann::json record) = 0;
   /// Adds the part of the next step that is done.
   virtual void keep_begun(BegunStep begun) = 0;
-  /// Adds the state after the next step.
+  /// Adds the state at the next moment.
   virtual void keep_next(const TrainingState& state, nlohmann::json record) = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "run/train/run_metrics.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/device/cuda.h"
@@ -8,6 +9,7 @@
 #include "model/families/architectures.h"
 #include "model/families/families.h"
 #include "model/kernels/matmul.h"
+#include "run/train/local_steps.h"
 #include "state/groups/learning_rate.h"
 
 namespace fsdp::train {
@@ -28,6 +30,7 @@ void RunMetrics::open(bool validates_again) {
     columns.push_back(name);
     columns.push_back("validation_" + name);
   }
+  if (run_.parts.outer) std::ranges::move(LocalSteps::metric_names(), std::back_inserter(columns));
   file_.emplace(run_.output_folder(),
                 KeptMetrics{.resumed_step = run_.position.step, .validates_again = validates_again},
                 MetricsFormats{.csv = run_.config.logging.csv,
@@ -67,13 +70,18 @@ void RunMetrics::flush() {
 void RunMetrics::end_step(ObservedStep& step) {
   const bool is_reported =
       run_.is_complete() || step.ends_run || run_.is_due(run_.config.logging.interval_steps);
-  NamedNumbers of_objective;
+  for (auto& [name, number] : step.numbers) {
+    std::erase_if(of_observers_, [&name = name](const auto& other) { return other.first == name; });
+    of_observers_.emplace_back(name, number);
+  }
+  NamedNumbers numbers;
   if (is_reported) {
     compare_ranks();
-    of_objective = run_.parts.objective->take_metrics();
+    numbers = run_.parts.objective->take_metrics();
+    std::ranges::move(std::exchange(of_observers_, {}), std::back_inserter(numbers));
   }
   if (!run_.is_first_rank()) return;
-  is_reported ? report(step, std::move(of_objective)) : show_first_steps();
+  is_reported ? report(step, std::move(numbers)) : show_first_steps();
 }
 
 void RunMetrics::show_first_steps() {

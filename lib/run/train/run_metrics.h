@@ -45,6 +45,7 @@ class RunMetrics final : public StepObserver {
   const TimedBatches& batches_;
   std::unique_ptr<RankPaces> paces_;
   std::optional<MetricsFile> file_;  ///< on the first rank
+  NamedNumbers of_observers_;        ///< numbers of steps since the last line
   std::optional<StepMetrics> last_line_;
   nlohmann::ordered_json last_validation_;
 };

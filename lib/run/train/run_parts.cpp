@@ -414,16 +414,15 @@ std::string describe_adapters(const ShardedModel& parts) {
                 util::with_commas(trained), " of ", util::with_commas(all), " parameters");
 }
 
-}  // namespace
-
-RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
-                         std::shared_ptr<comm::Trace> trace, const KnownParts& known) {
+/// Builds the parts over all ranks of the mesh. `reports`: whether this rank logs what they are.
+RunParts build_parts(const config::Config& config, const comm::Mesh& mesh, std::shared_ptr<comm::Trace> trace,
+                     const KnownParts& known, bool reports) {
   constexpr const char* kGraphs = "training.cuda_graphs";
   RunParts parts;
   const bool graphs = config.training.cuda_graphs;
   if (graphs) comm::agree(*mesh.world(), kGraphs, [&] { prepare_graphs(config, mesh.world()->device()); });
   static_cast<ShardedModel&>(parts) = build_sharded_model(config, mesh, std::move(trace), known);
-  if (mesh.world()->rank() == 0) {
+  if (reports) {
     warn_of_patterns_without_parameters(config.optimizer, *parts.engine);
     if (config.lora.is_on()) util::log_info(describe_adapters(parts));
     tell_of_quantized_links(*parts.engine);
@@ -449,6 +448,31 @@ RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
   if (config::scales_loss(config)) parts.scaler.emplace(config.loss_scaler);
   if (config.training.may_skip_updates()) parts.guard.emplace(config.training);
   parts.objective = make_objective(config, mesh, known.weights);
+  return parts;
+}
+
+}  // namespace
+
+RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
+                         std::shared_ptr<comm::Trace> trace, const KnownParts& known) {
+  const bool is_first = mesh.world()->rank() == 0;
+  if (!config.training.has_local_steps()) return build_parts(config, mesh, std::move(trace), known, is_first);
+  using enum comm::MeshAxis;
+  const comm::MeshShape& shape = mesh.shape();
+  comm::MeshOptions of_replica = config.mesh;
+  of_replica.dcn = 1;
+  of_replica.data = shape.data;
+  of_replica.context = shape.context;
+  of_replica.model = shape.model;
+  const comm::Mesh replica(of_replica, mesh.group({kData, kContext, kModel}));
+  RunParts parts;
+  comm::agree_at_once(*mesh.world(), "parts of the replicas",
+                      [&] { parts = build_parts(config, replica, std::move(trace), known, is_first); });
+  comm::agree_at_once(*mesh.world(), "outer optimizer", [&] {
+    parts.outer =
+        std::make_unique<optim::OuterOptimizer>(config.outer_optimizer, config.training.local_steps,
+                                                *parts.engine, *parts.optimizer, mesh.group({kDcn}));
+  });
   return parts;
 }
 
@@ -484,6 +508,10 @@ std::unique_ptr<TrainStep> make_train_step(const config::Config& config, RunPart
                             .clip_grad_value = config.training.clip_grad_value,
                             .no_sync = config.training.no_sync,
                             .may_read_late = !parts.engine->communicator().device().is_cpu()};
+  if (parts.outer) {
+    return std::make_unique<ReplicaStep>(of_step, options, parts.outer->schedule(), config.training.steps,
+                                         parts.standing, std::move(leave_requested));
+  }
   if (config.training.reproducible != config::Reproducible::kWorldSize) {
     return std::make_unique<TrainStep>(of_step, options);
   }

@@ -18,11 +18,13 @@
 #include "model/nn/lora.h"
 #include "model/nn/stage.h"
 #include "model/nn/stage_graphs.h"
+#include "run/train/replica_step.h"
 #include "run/train/train_step.h"
 #include "run/train/training_record.h"
 #include "setup/config/config.h"
 #include "state/groups/grad_scaler.h"
 #include "state/optim/optimizer.h"
+#include "state/outer/outer_optimizer.h"
 #include "tools/plan/memory.h"
 
 namespace fsdp::shard {
@@ -58,6 +60,8 @@ struct RunParts : ShardedModel {
   std::optional<UpdateGuard> guard;
   std::shared_ptr<Objective> objective;           ///< loss of a micro-batch
   std::shared_ptr<const nn::GraphCounts> graphs;  ///< null without training.cuda_graphs
+  std::unique_ptr<optim::OuterOptimizer> outer;   ///< null without training.local_steps
+  ReplicaStanding standing;                       ///< of a replica with local steps
 };
 
 /// Opens data.train. Throws Error(kData) for damaged or unfit token files, and Error(kUsage) for a tokenizer
@@ -101,14 +105,16 @@ int64_t steps_of_epochs(const config::TrainingOptions& options, const data::Trai
 ShardedModel build_sharded_model(const config::Config& config, const comm::Mesh& mesh,
                                  std::shared_ptr<comm::Trace> trace, const KnownParts& known = {});
 
-/// Builds the sharded model and the parts that train it. With training.cuda_graphs the calling thread, which
-/// must be the one that trains, launches on a stream of its own from then on. Collective. Throws
-/// comm::AgreedError.
+/// Builds the sharded model and the parts that train it. With training.local_steps, these have the ranks of
+/// one replica: the ranks with the same place on the mesh's axis dcn. With training.cuda_graphs the calling
+/// thread, which must be the one that trains, launches on a stream of its own from then on. Collective.
+/// Throws comm::AgreedError.
 RunParts build_run_parts(const config::Config& config, const comm::Mesh& mesh,
                          std::shared_ptr<comm::Trace> trace, const KnownParts& known = {});
 
-/// Chooses the step: a ReproducibleStep with training.reproducible = "world_size", to which alone
-/// `leave_requested` is passed. The parts and `batches`, which must be on the device, must outlive the step.
+/// Chooses the step: a ReplicaStep with training.local_steps, a ReproducibleStep with training.reproducible =
+/// "world_size". Only these two use `leave_requested`. The parts and `batches`, which must be on the device,
+/// must outlive the step.
 std::unique_ptr<TrainStep> make_train_step(const config::Config& config, RunParts& parts,
                                            const data::BatchSource& batches,
                                            std::function<bool()> stop_requested = nullptr,

@@ -228,8 +228,11 @@ std::string banner(const config::Config& config, const ShardedModel& parts, cons
   const int world = engine.communicator().world_size();
   const comm::MeshShape& mesh = engine.mesh();
   const int together = mesh.context * mesh.model;
+  const int64_t rows_at_once = config.data.max_tokens > 0 ? 1 : config.data.micro_batch_size,
+                all_row_ranks = loader.samples_per_micro_step() / rows_at_once,
+                replicas = all_row_ranks / mesh.row_ranks();  // of training.local_steps
   const std::string row_ranks =
-      concat(mesh.row_ranks(), together > 1 ? concat(" groups of ", together) : "", " ranks");
+      concat(all_row_ranks, together > 1 ? concat(" groups of ", together) : "", " ranks");
   const int64_t micro_batches = config.training.gradient_accumulation_steps;
   const int64_t tokens = loader.samples_per_step() * config.data.sequence_length;
   const int64_t samples =
@@ -241,7 +244,7 @@ std::string banner(const config::Config& config, const ShardedModel& parts, cons
   std::string text = concat("run        ", config.run.name, " -> ", config.run.output_dir, "\n");
   text += concat("model      ", config.model.architecture, ", ",
                  with_commas(shard::parameter_count(engine, *parts.model)), " parameters\n");
-  text += concat("ranks      ", world,
+  text += concat("ranks      ", replicas > 1 ? concat(replicas, " replicas of ") : "", world,
                  world == 1 ? " (no communication)" : concat(" over ", engine.communicator().backend_name()),
                  ", ", how(config), "; ", engine.units().size(), " units, the largest ",
                  human_bytes(largest_unit_bytes), "\n");

@@ -18,6 +18,13 @@ bool RunState::wants_to_stop() const {
          (hours > 0 && training_seconds() >= hours * 3600);
 }
 
+void RunState::stop() {
+  out_of_time = config.training.stop_after_hours > 0 && !stop_is_requested();
+  (out_of_time ? summary.ended_early : summary.stopped) = true;
+}
+
+int64_t RunState::moment() const { return parts.outer ? parts.outer->exchanges() : position.step; }
+
 void RunState::begin_training() {
   if (is_complete() && is_first_rank() && !continues()) {
     util::log_info(concat("nothing to train: the checkpoint is at step ", position.step,
@@ -33,6 +40,10 @@ void RunState::begin_training() {
 }
 
 double RunState::training_seconds() const { return seconds_before + util::seconds_since(training_began); }
+
+std::shared_ptr<void> RunState::show_evaluated_weights() const {
+  return parts.outer ? parts.outer->show_outer_weights() : nullptr;
+}
 
 void RunState::count(const StepResult& result, int64_t samples) {
   if (is_due(config.logging.interval_steps)) position.loss_sum = position.losses = 0;

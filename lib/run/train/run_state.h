@@ -69,9 +69,17 @@ struct RunState {
   bool stop_is_requested() const;
   /// Whether this rank has a reason to end the run: a request, or the end of training.stop_after_hours.
   bool wants_to_stop() const;
+  /// Ends the run after this step, because a rank was asked to stop or training.stop_after_hours are over.
+  /// Collective with training.stop_after_hours.
+  void stop();
+  /// Number of what all ranks have done together: exchanges with training.local_steps, else steps.
+  int64_t moment() const;
   /// Starts the clock of training.stop_after_hours. Logs if no step is left to do.
   void begin_training();
   double training_seconds() const;
+  /// Gives the model the weights that are evaluated until the result is destroyed: the outer weights with
+  /// training.local_steps. Null: the model has them.
+  std::shared_ptr<void> show_evaluated_weights() const;
   /// Counts a step of so many samples.
   void count(const StepResult& result, int64_t samples);
   /// Mean loss over the steps since the last multiple of logging.interval_steps; NaN if none had targets.

@@ -10,6 +10,7 @@ void RunTasks::between_steps(ObservedStep& step) {
   step.was_examined = true;
   run_.progress.begin("tasks", run_.position.step);
   const MeasuredPause pause(run_.time_left, Pause::kValidation);
+  const auto shown = run_.show_evaluated_weights();
   const auto results = scores_.of(*run_.parts.model, *run_.mesh, [this] { return run_.stop_is_requested(); });
   run_.summary.stopped = !results.has_value();
   if (!results || !run_.is_first_rank()) return;

@@ -43,6 +43,7 @@ bool RunValidation::validate() {
   const config::Config& config = run_.config;
   run_.progress.begin("validation", step);
   const MeasuredPause pause(run_.time_left, Pause::kValidation);
+  const auto shown = run_.show_evaluated_weights();
   const auto finished =
       train::validate(*run_.parts.model, *loader_, *run_.communicator,
                       {.bytes = token_bytes_.get(),

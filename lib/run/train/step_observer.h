@@ -16,6 +16,7 @@ struct ObservedStep {
   StepResult result = {};
   bool ends_run =
       false;  ///< a stop was requested before training.steps: the run saves, and nothing else follows
+  NamedNumbers numbers = {};  ///< numbers of observers for the next line of metrics
   bool is_best = false;       ///< the newest validation is the best of the run so far
   bool was_examined = false;  ///< a validation or a sample was made, which a launcher may not wait for
 };

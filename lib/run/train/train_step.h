@@ -87,7 +87,7 @@ class TrainStep {
   /// gradient norm is not and no lower loss scale is left to try; with a guard that skips such steps, when it
   /// has skipped too many in a row. With updates_as_gradients_arrive(), a step that throws this or another
   /// error may have updated weights.
-  StepResult run(StepPosition position);
+  virtual StepResult run(StepPosition position);
 
   /// Whether the loss, the norm and what follows from them (clipping, the end of a run that diverges) are
   /// decided on the device, so that the host waits for it only in steps with StepPosition::reads_outcome: no

@@ -47,6 +47,7 @@ class Trainer {
   TrainingState training_state(nlohmann::json data = nullptr);
   void continue_from_memory();
   nlohmann::json memory_record();
+  void continue_local_steps(const nlohmann::json& record);
   /// Null before the first step.
   ReproducibleStep* continued_step() const;
   /// Informs about another global batch than before the run was resumed.

@@ -5,6 +5,7 @@
 #include "base/util/library_pages.h"
 #include "base/util/start_clock.h"
 #include "base/util/text.h"
+#include "run/train/local_steps.h"
 #include "run/train/product_trials.h"
 #include "run/train/run_tasks.h"
 #include "run/train/step_profile.h"
@@ -26,9 +27,7 @@ class StepCount final : public StepObserver {
     step.ends_run = step.result.stop && step.position.step < run_.config.training.steps;
     if (step.ends_run) read_outcome_(step.result);
     run_.count(step.result, step.position.samples);
-    if (!step.ends_run) return;
-    run_.out_of_time = run_.config.training.stop_after_hours > 0 && !run_.stop_is_requested();
-    (run_.out_of_time ? run_.summary.ended_early : run_.summary.stopped) = true;
+    if (step.ends_run) run_.stop();
   }
 
  private:
@@ -84,6 +83,7 @@ class SampledTexts final : public StepObserver {
     if (run_.summary.stopped) return;
     run_.progress.begin("sample", run_.position.step);
     const MeasuredPause pause(run_.time_left, Pause::kSample);
+    const auto shown = run_.show_evaluated_weights();
     const auto text = sample_text_.of(
         *run_.parts.model, *run_.communicator, [this] { return run_.stop_is_requested(); },
         marks_whole_inputs(run_.config, *run_.mesh));
@@ -132,9 +132,9 @@ class RunEnd final : public StepObserver {
 
 }  // namespace
 
-/// Returns the observers in the order in which they act. Collective are the ends of steps that stop the run,
-/// the trials of products, the comparisons of ranks and of replicas, validations, samples, saves and the
-/// decisions to end the run.
+/// Returns the observers in the order in which they act. Collective are the ends of steps that stop the run
+/// or exchange local steps, the trials of products, the comparisons of ranks and of replicas, validations,
+/// samples, saves and the decisions to end the run.
 StepObservers Trainer::make_observers() {
   StepObservers observers;
   const auto add = [&](StepCalls::Calls calls) {
@@ -159,6 +159,7 @@ StepObservers Trainer::make_observers() {
   add({.begin = [this](int64_t step) { run_.progress.begin(concat("step ", step), step - 1); }});
   observers.push_back(
       std::make_shared<StepCount>(run_, [this](StepResult& result) { train_step_->read_outcome(result); }));
+  if (run_.parts.outer) observers.push_back(std::make_shared<LocalSteps>(run_));
   observers.push_back(std::make_shared<SkippedSteps>(run_));
   observers.push_back(metrics_);
   if (!run_.continues()) observers.push_back(std::make_shared<LibraryPages>());

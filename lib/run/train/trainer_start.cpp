@@ -103,7 +103,9 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
                                      run_.parts.checkpointing, run_.config.lora);
   }
   metrics_ = std::make_shared<RunMetrics>(
-      run_, *batches_, RankPaces::make(run_.config, run_.communicator, *batches_, run_.flops.model));
+      run_, *batches_,
+      RankPaces::make(run_.config, run_.parts.engine->communicator().shared_from_this(), *batches_,
+                      run_.flops.model));
   validation_->set_metrics(metrics_.get());
   saves_ = std::make_shared<RunSaves>(run_, *checkpointer_, *metrics_);
   exporter_ = make_run_exporter({run_, *metrics_, *checkpointer_, *batches_});
@@ -140,7 +142,8 @@ TrainingState Trainer::training_state(nlohmann::json data) {
           validation_->loader() != nullptr ? &validation_->history() : nullptr,
           std::move(data),
           sampling_record(run_.config, *loader_),
-          &*loader_};
+          &*loader_,
+          run_.parts.outer.get()};
 }
 
 nlohmann::json Trainer::memory_record() {
@@ -149,16 +152,22 @@ nlohmann::json Trainer::memory_record() {
   record["peak_rate"] = {run_.peak.flops_per_second, run_.peak.share_of_threads};
   record["flops_a_token"] = {run_.flops.model, run_.flops.hardware};
   record["validation_line"] = validation_->line().dump();  // as text, which keeps its order
+  record["step"] = run_.position.step;
+  if (run_.parts.outer) {
+    record["last_exchange"] = run_.parts.outer->last_exchange();
+    record["has_local_weights"] = run_.parts.outer->has_local_weights();
+  }
   return record;
 }
 
 void Trainer::continue_from_memory() {
   RunMemory& memory = *run_.hooks.membership->memory;
-  const int64_t step = memory.state_step();
   const TrainingState state = training_state();
   const nlohmann::json record =
-      memory.restore(state, *run_.mesh, [&] { run_.faults.at(FaultPlace::kTransfer, step); });
-  run_.position = restore_training_record(record, step, state, "the state from memory");
+      memory.restore(state, *run_.mesh, [&] { run_.faults.at(FaultPlace::kTransfer, memory.state_step()); });
+  run_.position =
+      restore_training_record(record, record.at("step").get<int64_t>(), state, "the state from memory");
+  if (run_.parts.outer) continue_local_steps(record);
   begun_ = memory.begun(*run_.communicator);
   if (begun_ && run_.is_first_rank()) {
     util::log_info(concat(begun_->leaves, " of ", begun_->all, " micro-batches of step ",
@@ -173,7 +182,19 @@ void Trainer::continue_from_memory() {
   record.at("peak_rate").at(1).get_to(run_.peak.share_of_threads);
 }
 
-/// A run whose ranks change has a ReproducibleStep (obstacle_to_replicas()).
+void Trainer::continue_local_steps(const nlohmann::json& record) {
+  optim::OuterOptimizer& outer = *run_.parts.outer;
+  const bool has_joined = record.value(kJoined, false);
+  outer.loaded(!has_joined && record.at("has_local_weights").get<bool>(),
+               std::vector<bool>(outer.inner().parameters().size(), false),
+               record.at("last_exchange").get<int64_t>());
+  // The others may be about to exchange.
+  if (has_joined && !record.at("has_local_weights").get<bool>()) return;
+  const bool is_due = outer.schedule().begins(run_.position.step, 0) || run_.is_complete();
+  if (has_joined && is_due && outer.last_exchange() < run_.position.step) outer.contribute_nothing();
+}
+
+/// A run whose ranks change has a ReproducibleStep or local steps (obstacle_to_replicas()).
 ReproducibleStep* Trainer::continued_step() const {
   return dynamic_cast<ReproducibleStep*>(train_step_.get());
 }
@@ -181,7 +202,11 @@ ReproducibleStep* Trainer::continued_step() const {
 void Trainer::keep_state() {
   RunMemory& memory = *run_.hooks.membership->memory;
   run_.position.training_seconds = run_.training_seconds();
-  memory.keep(training_state(), run_.position.step, memory_record());
+  memory.keep(training_state(), run_.moment(), memory_record());
+  if (run_.parts.outer && run_.parts.outer->can_finish()) {
+    run_.parts.outer->finish();
+    return memory.keep_next(training_state(), memory_record());
+  }
   ReproducibleStep* step = continued_step();
   if (step == nullptr || !step->can_finish()) {
     if (auto begun = step != nullptr ? step->begun() : begun_) memory.keep_begun(std::move(*begun));

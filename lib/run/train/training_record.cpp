@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <utility>
@@ -11,8 +12,11 @@
 #include "base/util/log.h"
 #include "data/tokens/data_identity.h"
 #include "run/train/arithmetic.h"
+#include "state/checkpoint/error_slices.h"
+#include "state/checkpoint/state_slices.h"
 #include "state/groups/learning_rate.h"
 #include "state/groups/parameter_groups.h"
+#include "state/outer/outer_slices.h"
 
 namespace fsdp::train {
 namespace {
@@ -85,6 +89,19 @@ double number_of(const nlohmann::json& record, const char* key) {
 }
 
 }  // namespace
+
+std::vector<shard::TensorSlice> TrainingState::slices_to_save() const {
+  if (outer != nullptr) return optim::outer_slices_to_save(*outer);
+  std::vector<shard::TensorSlice> slices =
+      checkpoint::state_slices(engine, optimizer, checkpoint::SlicePurpose::kSave);
+  std::ranges::move(checkpoint::error_slices(engine), std::back_inserter(slices));
+  return slices;
+}
+
+std::vector<shard::TensorSlice> TrainingState::slices_in_memory() const {
+  if (outer != nullptr) return optim::outer_slices_in_memory(*outer);
+  return checkpoint::state_slices(engine, optimizer, checkpoint::SlicePurpose::kLoad);
+}
 
 nlohmann::json training_record(const config::Config& config, const TrainingState& state,
                                const RunPosition& position) {

@@ -5,13 +5,16 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "data/loading/loader.h"
 #include "run/train/evaluate.h"
 #include "run/train/update_guard.h"
 #include "setup/config/config.h"
+#include "shard/engine/tensor_slice.h"
 #include "state/groups/grad_scaler.h"
 #include "state/optim/optimizer.h"
+#include "state/outer/outer_optimizer.h"
 
 namespace fsdp::shard {
 class Engine;
@@ -29,6 +32,13 @@ struct TrainingState {
   nlohmann::json data = nullptr;             ///< data_record(), on rank 0; null: neither kept nor compared
   nlohmann::json sampling = nullptr;         ///< sampling_record() (sample_position.h); null: as above
   data::TrainLoader* loader = nullptr;       ///< null: where reading goes on is not kept
+  optim::OuterOptimizer* outer = nullptr;    ///< null: the run has no local steps
+
+  /// The slices of a save: weights, states and errors of quantized gradients, or those of local steps.
+  /// Collective with `outer`.
+  std::vector<shard::TensorSlice> slices_to_save() const;
+  /// All tensors of this rank, under names that do not depend on its place.
+  std::vector<shard::TensorSlice> slices_in_memory() const;
 };
 
 /// How far a run has come.

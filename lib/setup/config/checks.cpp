@@ -449,6 +449,7 @@ std::vector<Conflict> find_conflicts(const Config& config) {
   check_metrics(config.logging, conflicts);
   std::ranges::move(find_conflicts_of_objective(config), std::back_inserter(conflicts.found));
   std::ranges::move(find_conflicts_of_reproducible(config), std::back_inserter(conflicts.found));
+  std::ranges::move(find_conflicts_of_local_steps(config), std::back_inserter(conflicts.found));
   return std::move(conflicts.found);
 }
 

@@ -24,6 +24,9 @@ std::vector<Conflict> find_conflicts_of_objective(const Config& config);
 /// Returns the broken conditions of training.reproducible = "world_size".
 std::vector<Conflict> find_conflicts_of_reproducible(const Config& config);
 
+/// Returns the broken conditions of training.local_steps.
+std::vector<Conflict> find_conflicts_of_local_steps(const Config& config);
+
 /// Returns the rows that training.objective learns from.
 data::PreferenceOptions rows_of_preferences(const Config& config);
 

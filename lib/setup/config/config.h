@@ -66,6 +66,9 @@ struct TrainingOptions {
   /// Micro-batches per step; 0: derived from global_batch_size and the world size (resolve_batch() in
   /// global_batch.h).
   int64_t gradient_accumulation_steps = 1;
+  /// Steps that each replica of mesh.dcn takes alone between two exchanges (state/outer/outer_optimizer.h);
+  /// 0: gradients are averaged over replicas in each step.
+  int64_t local_steps = 0;
   int64_t batch_warmup_steps = 0;  ///< steps over which micro-batches per step grow from 1 to that number
   double max_grad_norm = 1.0;      ///< 0: no clipping (the norm is still reported)
   double clip_grad_value = 0.0;    ///< limit for each element of the gradient; 0: no clipping
@@ -98,6 +101,7 @@ struct TrainingOptions {
   double slow_rank_factor = 1.5;   ///< ratio of a slow rank's own time to the others'; 0: not compared
   int64_t slow_rank_steps = 20;    ///< consecutive slow steps until the rank is named
 
+  bool has_local_steps() const { return local_steps > 0; }
   bool may_skip_updates() const { return skip_nonfinite || skip_zscore > 0; }
 };
 
@@ -198,6 +202,7 @@ struct Config {
   EvaluationOptions evaluation;
   optim::OptimizerOptions optimizer;
   optim::ScheduleOptions lr_scheduler;
+  optim::OuterOptions outer_optimizer;
   FsdpOptions fsdp;
   MixedPrecisionOptions mixed_precision;
   optim::GradScalerOptions loss_scaler;

@@ -50,6 +50,8 @@ Condition learns_from_teacher() {
                        [](const nn::Objective& objective) { return objective.has_teacher; });
 }
 
+Condition has_local_steps() { return is_above_0("training.local_steps"); }
+
 /// A step may have more than one.
 Condition several_micro_batches() {
   return is_not("training.gradient_accumulation_steps", "1") || is_above_0("training.global_batch_size");
@@ -77,6 +79,10 @@ std::vector<Key> training_keys() {
       {KEY(training, gradient_accumulation_steps),
        "micro-batches per step; 0 (the default beside global_batch_size): derived from global_batch_size",
        between(0, 1'000'000)},
+      {KEY(training, local_steps),
+       "steps that each replica of mesh.dcn takes alone before all combine their weights (DiLoCo), so that the slow "
+       "network is used once in so many steps; 0: gradients are averaged over replicas in each step",
+       between(0, 1'000'000'000)},
       {KEY(training, batch_warmup_steps),
        "steps over which the micro-batches per step grow from 1 to gradient_accumulation_steps; 0: no growth",
        at_least(0), several_micro_batches()},
@@ -315,6 +321,29 @@ std::vector<Key> training_keys() {
       {KEY(lr_scheduler, min_lr_ratio), "floor of the rate after warm-up, as a share of lr", between(0, 1),
        is_not("lr_scheduler.name", "constant")},
       {KEY(lr_scheduler, power), "the exponent", above(0), schedule_is({"polynomial"})},
+
+      {KEY(outer_optimizer, name),
+       "how the weights of all replicas follow what these have learnt in their local steps: nesterov: SGD with "
+       "Nesterov's momentum; sgd: with plain momentum",
+       {},
+       has_local_steps()},
+      {KEY(outer_optimizer, lr), "learning rate; 1 with momentum 0: the mean of the replicas' weights",
+       above(0), has_local_steps()},
+      {KEY(outer_optimizer, momentum), "momentum", from_up_to_below(0, 1), has_local_steps()},
+      {KEY(outer_optimizer, reduce_dtype),
+       "type in which replicas exchange how far they have come; int8, int4: in blocks of 256 with a scale, rounded "
+       "stochastically by run.seed",
+       {},
+       has_local_steps()},
+      {KEY(outer_optimizer, fragments),
+       "parts of the model, sets of units, that are exchanged at different steps: a smaller peak of traffic",
+       between(1, 1'000'000), has_local_steps()},
+      {KEY(outer_optimizer, fragment_delay),
+       "steps beside which a fragment is exchanged; 0: the next step waits for the exchange", at_least(0),
+       has_local_steps()},
+      {KEY(outer_optimizer, mixing),
+       "share of a replica's own weights where they meet the result of an exchange, which lacks the steps beside it",
+       from_up_to_below(0, 1), is_above_0("outer_optimizer.fragment_delay") && has_local_steps()},
   };
 }
 

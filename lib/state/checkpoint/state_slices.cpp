@@ -26,9 +26,10 @@ std::pair<int64_t, int64_t> even_part(int64_t n, int64_t part, int64_t parts) {
 /// The part of a segment that this replica saves, which must be contiguous in the segment: columns of one
 /// row, or rows. Segments that have all of several rows are not split: replicas save them in turns, because
 /// releases that read format version 2 do not know parts of rows.
-util::Rectangle replicas_part(const shard::Segment& segment, size_t index,
-                              const shard::ProcessGroups& groups) {
-  const int64_t replica = groups.replica_rank(), replicas = groups.replicas();
+util::Rectangle replicas_part(const shard::Segment& segment, size_t index, const shard::ProcessGroups& groups,
+                              const Copies& copies) {
+  const int64_t replicas = groups.replicas() * copies.count,
+                replica = copies.number * groups.replicas() + groups.replica_rank();
   util::Rectangle part = segment.range;
   if (part.height() == 1) {
     const auto [begin, end] = even_part(part.length(), replica, replicas);
@@ -55,21 +56,29 @@ shard::TensorSlice whole_slice(const std::string& name, const at::Tensor& state,
 
 }  // namespace
 
+shard::TensorSlice slice_of(const shard::Engine& engine, const shard::Segment& segment,
+                            const std::string& prefix, const optim::StateView& view, SlicePurpose purpose,
+                            const Copies& copies) {
+  const auto index = static_cast<size_t>(&segment - engine.segments().data());
+  const util::Rectangle range =
+      purpose == SlicePurpose::kSave
+          ? replicas_part(segment, index, engine.units()[segment.unit]->groups(), copies)
+          : segment.range;
+  const int64_t offset = (range.row_begin - segment.range.row_begin) * segment.range.length() + range.begin -
+                         segment.range.begin;
+  shard::TensorSlice slice{prefix + segment.name, segment.shape, range};
+  if (view.is_coded()) slice.coded = kernels::narrow(view.codes, offset, range.numel());
+  slice.data = slice.coded ? slice.coded->codes : view.data.narrow(0, offset, range.numel());
+  return slice;
+}
+
 std::vector<shard::TensorSlice> state_slices(shard::Engine& engine, const optim::Optimizer& optimizer,
                                              SlicePurpose purpose) {
   std::vector<shard::TensorSlice> slices;
   if (purpose == SlicePurpose::kLoad) engine.note_changed_weights();
   const auto add = [&](const std::string& prefix, const shard::Segment& segment,
                        const optim::StateView& part) {
-    const auto index = static_cast<size_t>(&segment - engine.segments().data());
-    const util::Rectangle range = purpose == SlicePurpose::kSave
-                                      ? replicas_part(segment, index, engine.units()[segment.unit]->groups())
-                                      : segment.range;
-    const int64_t offset = (range.row_begin - segment.range.row_begin) * segment.range.length() +
-                           range.begin - segment.range.begin;
-    shard::TensorSlice& slice = slices.emplace_back(prefix + segment.name, segment.shape, range);
-    if (part.is_coded()) slice.coded = kernels::narrow(part.codes, offset, range.numel());
-    slice.data = slice.coded ? slice.coded->codes : part.data.narrow(0, offset, range.numel());
+    slices.push_back(slice_of(engine, segment, prefix, part, purpose));
   };
   const bool adapters_only = engine.options().trained_apart;  // the frozen weights are stored elsewhere
   for (const shard::Segment& segment : engine.segments()) {

@@ -19,7 +19,8 @@
 
 namespace fsdp::shard {
 class Engine;
-}
+struct Segment;
+}  // namespace fsdp::shard
 
 namespace fsdp::checkpoint {
 
@@ -28,6 +29,18 @@ enum class SlicePurpose {
   kSave,  ///< ranks that hold the same elements get disjoint parts, so that each element is written once
   kLoad,  ///< every rank gets all elements that it holds
 };
+
+/// This one of the copies of a state that ranks outside the engine have too, which divide it among
+/// themselves.
+struct Copies {
+  int64_t number = 0, count = 1;
+};
+
+/// The slice of a tensor that is cut like the shard of the segment's unit. `view`: this rank's part,
+/// [segment.numel()].
+shard::TensorSlice slice_of(const shard::Engine& engine, const shard::Segment& segment,
+                            const std::string& prefix, const optim::StateView& view, SlicePurpose purpose,
+                            const Copies& copies = {});
 
 /// The slices "model/<name>" of every parameter and buffer (rank 0 saves buffers), and
 /// "optimizer/<state>/<name>" of every trainable parameter that has the state. The optimizer must have been

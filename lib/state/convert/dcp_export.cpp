@@ -111,7 +111,10 @@ class ExportPlan {
     }
     std::vector<std::string> parameters;
     for (const TensorInfo& info : source_->infos()) {
-      if (!info.name.starts_with(kOptimizerPrefix) || info.name.starts_with(kAveragePrefix)) continue;
+      if (!info.name.starts_with(kOptimizerPrefix) || info.name.starts_with(kAveragePrefix) ||
+          is_of_local_steps(info.name)) {
+        continue;
+      }
       const std::string state = info.name.substr(std::string_view(kOptimizerPrefix).size());
       const size_t slash = state.find('/');
       const std::string kind = state.substr(0, slash), parameter = state.substr(slash + 1);

@@ -113,6 +113,36 @@ inline double eps_of(const OptimizerOptions& options) {
   return options.eps.value_or(default_eps(options.name));
 }
 
+/// The rule of the outer optimizer. kNesterov: SGD with Nesterov's momentum. kSgd: with plain momentum.
+enum class OuterRule { kNesterov, kSgd };
+constexpr auto enum_names(OuterRule) {
+  return std::to_array<util::EnumName<OuterRule>>(
+      {{OuterRule::kNesterov, "nesterov"}, {OuterRule::kSgd, "sgd"}});
+}
+
+/// The type in which replicas exchange pseudo-gradients. kInt8, kInt4: codes of
+/// blocks (comm/codes/link_codes.h).
+enum class ExchangeType { kFloat32, kBFloat16, kInt8, kInt4 };
+constexpr auto enum_names(ExchangeType) {
+  return std::to_array<util::EnumName<ExchangeType>>({{ExchangeType::kFloat32, "float32"},
+                                                      {ExchangeType::kBFloat16, "bfloat16"},
+                                                      {ExchangeType::kInt8, "int8"},
+                                                      {ExchangeType::kInt4, "int4"}});
+}
+
+/// The optimizer that combines replicas after some steps of each (state/outer/outer_optimizer.h). Defaults
+/// are those of DiLoCo (Douillard et al. 2023, arXiv 2311.08105) and of Streaming DiLoCo (2025, 2501.18512).
+struct OuterOptions {
+  util::Named<OuterRule> name = OuterRule::kNesterov;
+  double lr = 0.7;
+  double momentum = 0.9;
+  util::Named<ExchangeType> reduce_dtype = ExchangeType::kFloat32;
+  int64_t fragments = 1;       ///< parts of the model that are exchanged at different steps
+  int64_t fragment_delay = 0;  ///< steps beside which a fragment is exchanged
+  /// Share of a replica's own weights where the result of an exchange meets steps that were done beside it.
+  double mixing = 0.5;
+};
+
 /// The learning-rate schedule and its numbers (state/groups/learning_rate.h).
 struct ScheduleOptions {
   std::string name = "constant";  ///< one of schedule_names()

@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/util/rectangle.h"
@@ -50,6 +51,16 @@ inline constexpr const char* kWeightsPrefix = "model/";
 inline constexpr const char* kOptimizerPrefix = "optimizer/";
 inline constexpr const char* kAveragePrefix = "optimizer/ema/";
 inline constexpr const char* kErrorPrefix = "error_feedback/";
+
+/// Whether a tensor of a checkpoint is a state of local steps, which runs without them do not have
+/// (state/outer/outer_slices.h).
+inline bool is_of_local_steps(std::string_view name) {
+  if (!name.starts_with(kOptimizerPrefix)) return false;
+  name.remove_prefix(std::string_view(kOptimizerPrefix).size());
+  const std::string_view state = name.substr(0, name.find('/'));
+  return state == "outer_momentum" || state == "outer_delta" || state == "local_weights" ||
+         state.find(".replica") != std::string_view::npos;
+}
 
 /// The tensors of one or several sources, read on request. Not thread-safe.
 class Weights {

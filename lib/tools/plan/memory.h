@@ -44,6 +44,7 @@ struct MemoryPlan {
   int64_t buffers = 0;
   int64_t codes = 0;                ///< codes of quantized collectives, and with error feedback their errors
   int64_t frozen = 0;               ///< shards of a second model, which is not trained; not in the sums below
+  int64_t outer = 0;                ///< outer weights of local steps, their momentum and exchanges; likewise
   int64_t saved_activations = 0;    ///< when backward begins
   int64_t activations_on_host = 0;  ///< at most; not in the sums below, but in `pinned`
   int64_t peak = 0;                 ///< peak of the sum
@@ -55,6 +56,8 @@ struct MemoryPlan {
   /// Each gradient counts once: more is taken if the gradient of the next micro-batch arrives before the host
   /// has added it.
   int64_t pinned = 0;
+
+  int64_t beside() const { return frozen + outer; }
 };
 
 /// The formula of a step with the config's options.

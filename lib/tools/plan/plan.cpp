@@ -188,7 +188,7 @@ double Plan::tokens_per_second() const {
 }
 
 int64_t Plan::memory_limit() const {
-  return static_cast<int64_t>(machines.memory_gib * kBytesOfGib) - memory.frozen;
+  return static_cast<int64_t>(machines.memory_gib * kBytesOfGib) - memory.beside();
 }
 
 int planned_world_size(const config::Config& config, const PlanOptions& options) {
@@ -214,7 +214,8 @@ Units planned_units(const config::Config& config, const comm::MeshShape& mesh) {
       nn::parallelize_decoder(*stages, config.model, {.sequence_parallel = config.mesh.sequence_parallel},
                               std::make_shared<MetaGroup>(mesh.model, MetaGroup::Events{}));
   const nn::ModelOutline model = shard::make_model_tree(*stages, parts).outline;
-  Units units = unit_sizes(model, config::shard_options(config, is_for_gpu(config)), mesh);
+  Units units =
+      unit_sizes(model, config::shard_options(config, is_for_gpu(config)), mesh_of_step(config, mesh));
   // The first node with a trainable parameter: nodes before it require no gradient.
   size_t first_trained = model.nodes.size();
   for (const nn::OutlineParameter& parameter : model.parameters) {
@@ -263,9 +264,13 @@ Plan plan_needs(const config::Config& given, const PlanOptions& options) {
     plan.config.activation_checkpointing = plan.recomputation.options;
   }
   const int64_t frozen = plan.memory.frozen = frozen_bytes(plan.config, plan.mesh);
+  plan.units = planned_units(plan.config, plan.mesh);
+  const auto outer = [&](double step_seconds) {
+    return plan_outer(plan.config, plan.mesh, plan.units, options.speed(), step_seconds);
+  };
+  const int64_t outer_bytes = plan.memory.outer = outer(0).bytes();
   plan.config.model.logits_mib = choose_logits_mib(plan.config, plan.mesh, plan.memory_limit());
   const config::Config& config = plan.config;
-  plan.units = planned_units(config, plan.mesh);
   config::Config counted = config;
   counted.lora.quantize = nn::BaseQuantization::kNone;  // bytes are no parameters
   for (const shard::UnitSizes& unit :
@@ -281,7 +286,10 @@ Plan plan_needs(const config::Config& given, const PlanOptions& options) {
   const RecordedPass pass = record_pass(config);
   plan.memory = plan_memory(config, plan.units, pass);
   plan.memory.frozen = frozen;
+  plan.memory.outer = outer_bytes;
   plan.time = plan_time(config, plan.units, options.speed(), pass);
+  plan.outer = outer(plan.time.step());
+  plan.time.exchange = plan.outer.exposed_seconds_per_step();
   plan.flops =
       flops_a_token(config.model, config.data.sequence_length, config.activation_checkpointing, config.lora);
   return plan;

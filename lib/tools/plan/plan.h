@@ -11,6 +11,7 @@
 #include "comm/options/mesh_shape.h"
 #include "setup/config/config.h"
 #include "shard/units/unit_sizes.h"
+#include "tools/plan/local_steps.h"
 #include "tools/plan/memory.h"
 #include "tools/plan/recomputation.h"
 #include "tools/plan/recorded_pass.h"
@@ -61,6 +62,7 @@ struct Plan {
   shard::Traffic layer_traffic;      ///< traffic of layers over mesh.model, not in `step`
   MemoryPlan memory;
   TimePlan time;
+  OuterPlan outer;  ///< the exchanges of training.local_steps, not in `step`
   FlopsAToken flops;
   Recomputation recomputation;        ///< set if activation_checkpointing.mode has a budget
   int64_t largest_micro_batch = 0;    ///< largest data.micro_batch_size that fits; 0: none
@@ -78,7 +80,7 @@ struct Plan {
     return static_cast<double>(tokens_per_step()) * flops.recomputed() / ranks();
   }
   double ranks() const { return static_cast<double>(machines.world_size); }
-  int64_t memory_limit() const;  ///< what a second model leaves
+  int64_t memory_limit() const;  ///< what a second model and outer weights leave
   bool fits() const { return memory.device_peak <= memory_limit(); }
 };
 
@@ -95,7 +97,8 @@ Plan plan_needs(const config::Config& config, const PlanOptions& options);
 /// is the config before batches were resolved.
 std::vector<Advice> advise(const Plan& plan, const config::Config& given);
 
-/// The units of the config's model on such a mesh, as the engine has them from its second step on.
+/// The units of the config's model on such a mesh, as the engine has them from its second step on. With
+/// training.local_steps, those of one replica.
 Units planned_units(const config::Config& config, const comm::MeshShape& mesh);
 
 /// The largest data.micro_batch_size with which the config fits into `limit` bytes; 0: none.

@@ -101,6 +101,12 @@ std::string communication_table(const Plan& plan) {
   if (plan.layer_traffic.collectives() > 0) {
     text += row("in addition, layers over mesh.model", plan.layer_traffic, "");
   }
+  if (plan.outer.is_on()) {
+    text += row(concat("in addition, every ", plan.outer.every_steps, " steps, replicas"), plan.outer.traffic,
+                "");
+    text += concat("  on average, ", decimal_bytes(std::llround(plan.outer.bytes_per_step())), " a step for ",
+                   plan.outer.replicas, " replicas in ", plan.config.outer_optimizer.reduce_dtype, "\n");
+  }
   return text;
 }
 
@@ -156,20 +162,24 @@ std::string memory_table(const Plan& plan) {
                 plan.config.fsdp.error_feedback ? "at most, with the errors that are fed back" : "at most");
   }
   if (memory.frozen > 0) text += row("second model", memory.frozen, "shards, which are not trained");
+  if (memory.outer > 0) {
+    text += row("outer weights, momentum, exchanges", memory.outer,
+                "of training.local_steps, where the shards are");
+  }
   text += row("saved activations", memory.saved_activations, "when backward begins");
   if (plan.recomputation.options.chosen) text += recomputation_rows(plan);
-  text += row("peak", memory.peak + memory.frozen, "of the sum");
-  text += row("resident, trained on the CPUs of one host", memory.resident + memory.frozen,
+  text += row("peak", memory.peak + memory.beside(), "of the sum");
+  text += row("resident, trained on the CPUs of one host", memory.resident + memory.beside(),
               "and about 120 MiB of libraries");
   if (memory.pinned > 0) text += row("pinned, where the device is a GPU", memory.pinned, host);
   if (offload || memory.states_on_host > 0)
-    text += row("peak of the device", memory.device_peak + memory.frozen, "");
+    text += row("peak of the device", memory.device_peak + memory.beside(), "");
   if (const NcclMemory nccl = nccl_memory(plan.config, plan.mesh, plan.units); nccl.communicators > 0) {
     text +=
         row("in addition, NCCL's communicators", nccl.bytes,
             concat("about: ", nccl.communicators, nccl.communicators == 1 ? " group" : " groups").c_str());
   }
-  text += row("memory of the device", plan.memory_limit() + memory.frozen,
+  text += row("memory of the device", plan.memory_limit() + memory.beside(),
               plan.fits() ? "it fits" : "IT DOES NOT FIT");
   text += concat("  largest data.micro_batch_size that fits    ",
                  plan.largest_micro_batch > 0 ? std::to_string(plan.largest_micro_batch) : "none", "\n");
@@ -205,6 +215,11 @@ std::string time_table(const Plan& plan) {
       "exposed, not hidden by compute", duration(time.exposed),
       printed("%.0f%% of the communication%s", share(time.exposed, time.communication + time.copies),
               time.copies > 0 ? " and the copies" : ""));
+  if (plan.outer.is_on()) {
+    text += table_row("waits for other replicas, on average", duration(time.exchange),
+                      concat(duration(plan.outer.exposed_seconds), " of ", duration(plan.outer.seconds),
+                             " for an exchange every ", plan.outer.every_steps, " steps"));
+  }
   text += table_row("step", duration(time.step()),
                     time.step() > 0 ? concat(with_commas(std::llround(plan.tokens_per_second())), " tokens/s")
                                     : std::string());
@@ -289,8 +304,8 @@ std::string assumed_rates(const Plan& plan) {
 }
 
 std::string summary(const Plan& plan) {
-  const std::string limit = human_bytes(plan.memory_limit() + plan.memory.frozen),
-                    peak = human_bytes(plan.memory.device_peak + plan.memory.frozen);
+  const std::string limit = human_bytes(plan.memory_limit() + plan.memory.beside()),
+                    peak = human_bytes(plan.memory.device_peak + plan.memory.beside());
   std::string text = assumed_rates(plan);
   if (plan.fits()) {
     text +=
@@ -451,18 +466,19 @@ std::string plan_json(const Plan& plan) {
         {"unsharded_bytes", memory.buffers},
         {"code_bytes", memory.codes},
         {"second_model_bytes", memory.frozen},
+        {"outer_bytes", memory.outer},
         {"separate_buffers_bytes", plan.step.separate_buffers_bytes},
         {"separate_forward_bytes", plan.step.separate_forward_bytes},
         {"saved_activation_bytes", memory.saved_activations},
         {"activations_on_host_bytes", memory.activations_on_host},
         {"recomputation", json_of(plan.recomputation)},
-        {"peak_bytes", memory.peak + memory.frozen},
-        {"resident_bytes", memory.resident + memory.frozen},
-        {"device_peak_bytes", memory.device_peak + memory.frozen},
+        {"peak_bytes", memory.peak + memory.beside()},
+        {"resident_bytes", memory.resident + memory.beside()},
+        {"device_peak_bytes", memory.device_peak + memory.beside()},
         {"pinned_bytes", memory.pinned},
         {"nccl_bytes", nccl.bytes},
         {"nccl_communicators", nccl.communicators},
-        {"device_limit_bytes", plan.memory_limit() + memory.frozen},
+        {"device_limit_bytes", plan.memory_limit() + memory.beside()},
         {"fits", plan.fits()},
         {"largest_micro_batch", plan.largest_micro_batch}}},
       {"communication", json_of(plan.step.traffic)},
@@ -470,6 +486,8 @@ std::string plan_json(const Plan& plan) {
       {"optimizer_communication", json_of(plan.optimizer_traffic)},
       {"attention_communication", json_of(plan.attention_traffic)},
       {"layer_communication", json_of(plan.layer_traffic)},
+      {"exchange_communication", json_of(plan.outer.traffic)},
+      {"exchange_steps", plan.outer.every_steps},
       {"time",
        {{"flops", plan.time.flops},
         {"compute_seconds", plan.time.compute},
@@ -477,6 +495,7 @@ std::string plan_json(const Plan& plan) {
         {"copy_seconds", plan.time.copies},
         {"update_seconds", plan.time.update},
         {"exposed_seconds", plan.time.exposed},
+        {"exchange_seconds", plan.time.exchange},
         {"step_seconds", plan.time.step()},
         {"tokens_per_second", plan.tokens_per_second()},
         {"recomputed_flops", plan.recomputed_flops()},

@@ -111,10 +111,11 @@ struct TimePlan {
   double copies = 0;           ///< sum of all copies between the device and host memory
   double exposed = 0;          ///< time for which compute waits for either
   double update = 0;           ///< of what is in host memory
+  double exchange = 0;         ///< mean time for which steps wait for exchanges of local steps
   double flops = 0;            ///< operations of this rank, including recomputation
   double flops_in_float8 = 0;  ///< part of flops
 
-  double step() const { return compute + exposed + update; }
+  double step() const { return compute + exposed + update + exchange; }
 };
 
 /// `pass` must be the config's.

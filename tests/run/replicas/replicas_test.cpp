@@ -289,7 +289,19 @@ TEST_F(ReplicasTest, RefusesByNameWhatReplicasCannotDo) {
     return obstacle();
   };
   EXPECT_THAT(refused([&] { config_.training.reproducible = config::Reproducible::kRun; }),
-              HasSubstr("training.reproducible must be \"world_size\" with fsdp-launch --replica-size 2"));
+              HasSubstr("training.reproducible must be \"world_size\", or training.local_steps above 0, with "
+                        "fsdp-launch --replica-size 2"));
+  EXPECT_EQ(refused([&] {
+              config_.training.reproducible = config::Reproducible::kRun;
+              config_.training.local_steps = 4;
+            }),
+            "");
+  EXPECT_THAT(refused([&] {
+                config_.training.reproducible = config::Reproducible::kRun;
+                config_.training.local_steps = 4;
+                config_.outer_optimizer.fragment_delay = 1;
+              }),
+              HasSubstr("outer_optimizer.fragments must be 1, and fragment_delay 0, with fsdp-launch"));
   EXPECT_THAT(refused([&] { config_.mesh.dcn = 2; }),
               HasSubstr("mesh.dcn must be -1 and mesh.data 2 with fsdp-launch --replica-size 2"));
   EXPECT_THAT(refused([&] { config_.fsdp.strategy = shard::Strategy::kFullShard; }),

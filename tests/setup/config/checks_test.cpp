@@ -433,6 +433,40 @@ TEST(Conflicts, ResultsOfAnyNumberOfRanksExcludeWhatDependsOnIt) {
   refused("mesh.model", [](Config& c) { c.mesh.model = 2; });
 }
 
+TEST(Conflicts, LocalStepsRequireWholeReplicas) {
+  Config plain;
+  plain.training.local_steps = 50;
+  plain.fsdp.strategy = "hybrid_shard";
+  plain.mesh.dcn = 2;
+  EXPECT_TRUE(find_conflicts(plain).empty());
+  const auto refused = [&](const std::string& key, const std::string& message,
+                           const std::function<void(Config&)>& change) {
+    Config config = plain;
+    change(config);
+    const std::vector<Conflict> conflicts = find_conflicts(config);
+    ASSERT_EQ(conflicts.size(), 1u) << key;
+    EXPECT_EQ(conflicts[0].keys, (std::vector<std::string>{key, "training.local_steps"}));
+    expect_in(conflicts[0].message, message);
+  };
+  refused("mesh.dcn", "mesh.dcn must be the number of replicas, or -1 with training.local_steps = 50",
+          [](Config& c) { c.mesh.dcn = 1; });
+  refused("fsdp.strategy", "must be \"hybrid_shard\"", [](Config& c) { c.fsdp.strategy = "full_shard"; });
+  refused("fsdp.hybrid_optimizer", "must be \"replicated\"",
+          [](Config& c) { c.fsdp.hybrid_optimizer = "global"; });
+  refused("fsdp.front", "must be \"fully_shard\"", [](Config& c) { c.fsdp.front = "spmd"; });
+  refused("fsdp.param_storage", "must be \"float32\"",
+          [](Config& c) { c.fsdp.param_storage = c.mixed_precision.param_dtype = "bfloat16"; });
+  refused("training.reproducible", "because the result depends on the number of replicas",
+          [](Config& c) { c.training.reproducible = Reproducible::kWorldSize; });
+  refused("training.objective", "must be one that learns from texts",
+          [](Config& c) { c.training.objective = "simpo"; });
+  refused("optimizer.ema_decay", "must be 0", [](Config& c) { c.optimizer.ema_decay = 0.9; });
+  refused("outer_optimizer.fragments", "must be at most training.local_steps = 50",
+          [](Config& c) { c.outer_optimizer.fragments = 51; });
+  refused("outer_optimizer.fragment_delay", "must be below training.local_steps = 50",
+          [](Config& c) { c.outer_optimizer.fragment_delay = 50; });
+}
+
 /// The errors of a config with this objective, whose reference has weights.
 std::string objective_error(const std::string& objective, std::vector<std::string> overrides) {
   overrides.push_back("training.objective=" + objective);

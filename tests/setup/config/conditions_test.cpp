@@ -71,6 +71,8 @@ const Settings kReferenceModel = {"preference.reference_model = \"w\""},
 
 const std::map<std::string, Row>& rows() {
   static const Settings none;
+  static const Settings local_steps = {"training.local_steps = 50", "fsdp.strategy = \"hybrid_shard\"",
+                                       "mesh.dcn = 2"};
   static const std::vector<Settings> several = {{"training.gradient_accumulation_steps = 2"},
                                                 {"training.global_batch_size = 64"}};
   static const std::vector<Settings> unscaled = {
@@ -299,6 +301,17 @@ const std::map<std::string, Row>& rows() {
         {schedule("linear"), schedule("cosine"), schedule("inverse_sqrt"), schedule("tri_stage")},
         {schedule("constant")}}},
       {"lr_scheduler.power", {"2.0", {schedule("polynomial")}, plain_schedules}},
+      {"outer_optimizer.name", {"\"sgd\"", {local_steps}, {none}}},
+      {"outer_optimizer.lr", {"0.5", {local_steps}, {none}}},
+      {"outer_optimizer.momentum", {"0.8", {local_steps}, {none}}},
+      {"outer_optimizer.reduce_dtype", {"\"int8\"", {local_steps}, {none}}},
+      {"outer_optimizer.fragments", {"4", {local_steps}, {none}}},
+      {"outer_optimizer.fragment_delay", {"5", {local_steps}, {none}}},
+      {"outer_optimizer.mixing",
+       {"0.25",
+        {{"training.local_steps = 50", "outer_optimizer.fragment_delay = 2",
+          "fsdp.strategy = \"hybrid_shard\"", "mesh.dcn = 2"}},
+        {none, local_steps}}},
       {"fsdp.shard_dimension",
        {"\"first\"", {{"fsdp.layout = \"per_parameter\""}}, {{"fsdp.layout = \"flat\""}}}},
       {"fsdp.shard_1d_parameters",

@@ -65,6 +65,8 @@ struct Sample {
 /// For every key a value that it takes and one that only its constraint refuses (for keys without one: a
 /// value of another type).
 const std::map<std::string, Sample>& samples() {
+  static const std::vector<std::string> local_steps = {"training.local_steps=50",
+                                                       "fsdp.strategy=hybrid_shard", "mesh.dcn=2"};
   static const std::map<std::string, Sample> table = {
       {"run.name", {"\"trial\"", "\"\""}},
       {"run.output_dir", {"\"out\"", "\"\""}},
@@ -169,6 +171,7 @@ const std::map<std::string, Sample>& samples() {
       {"training.stop_after_hours", {"1.5", "-1"}},
       {"training.global_batch_size", {"64", "-1"}},
       {"training.gradient_accumulation_steps", {"2", "-1"}},
+      {"training.local_steps", {"50", "-1", {"fsdp.strategy=hybrid_shard", "mesh.dcn=2"}}},
       {"training.batch_warmup_steps", {"5", "-1", {"training.gradient_accumulation_steps=2"}}},
       {"training.objective", {"\"simpo\"", "\"ppo\""}},
       {"training.loss", {"\"cross_entropy\"", "\"hinge\""}},
@@ -265,6 +268,17 @@ const std::map<std::string, Sample>& samples() {
       {"lr_scheduler.decay_steps", {"20", "-1", {"lr_scheduler.name=wsd"}}},
       {"lr_scheduler.min_lr_ratio", {"0.1", "1.5", {"lr_scheduler.name=cosine"}}},
       {"lr_scheduler.power", {"2", "0", {"lr_scheduler.name=polynomial"}}},
+      {"outer_optimizer.name", {"\"sgd\"", "\"adam\"", local_steps}},
+      {"outer_optimizer.lr", {"0.5", "0", local_steps}},
+      {"outer_optimizer.momentum", {"0.8", "1", local_steps}},
+      {"outer_optimizer.reduce_dtype", {"\"int8\"", "\"float16\"", local_steps}},
+      {"outer_optimizer.fragments", {"4", "0", local_steps}},
+      {"outer_optimizer.fragment_delay", {"5", "-1", local_steps}},
+      {"outer_optimizer.mixing",
+       {"0.25",
+        "1",
+        {"training.local_steps=50", "outer_optimizer.fragment_delay=2", "fsdp.strategy=hybrid_shard",
+         "mesh.dcn=2"}}},
       {"fsdp.strategy", {"\"hybrid_shard\"", "\"half_shard\""}},
       {"fsdp.hybrid_optimizer", {"\"global\"", "\"local\"", {"fsdp.strategy=hybrid_shard", "mesh.dcn=2"}}},
       {"fsdp.front", {"\"spmd\"", "\"xla\""}},

@@ -34,7 +34,7 @@ TEST(LoadErrors, NameTheNearestKeyAndSection) {
             "    3 | [modle]\n"
             "      | ~~~~~~~");
   expect_in(error_of(kTrain + "[training]\nlr = 0.1\n"),
-            "unknown key training.lr; did you mean optimizer.lr?");
+            "unknown key training.lr; did you mean optimizer.lr or outer_optimizer.lr?");
   expect_in(error_of(kTrain + "[model.extra]\na = 1\n"),
             "unknown key model.extra; the keys of [model] are preset, architecture, ");
   expect_in(error_of(kTrain + "[something_else]\n"),
