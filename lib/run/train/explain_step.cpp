@@ -16,6 +16,7 @@
 #include "shard/engine/engine_sizes.h"
 #include "shard/units/schedule_text.h"
 #include "state/groups/learning_rate.h"
+#include "tools/plan/local_steps.h"
 #include "tools/plan/memory.h"
 #include "tools/report/timeline_file.h"
 #include "tools/simulate/simulate.h"
@@ -216,12 +217,15 @@ std::optional<int64_t> bytes_from_other_hosts(const config::Config& config, cons
   const int world = mesh.world_size();
   if (ranks_of_host == 0 || ranks_of_host >= world || world % ranks_of_host != 0) return std::nullopt;
   const bool on_device = device != plan::PassDevice::kCpu;
-  const simulate::Cluster cluster{
+  const simulate::Cluster all{
       .mesh = mesh,
       .ranks_of_host = ranks_of_host,
       .backend = comm::backend_in_use(config.comm.backend, world, ranks_of_host, on_device)};
-  return std::llround(
-      simulate::bytes_from_other_hosts(config, shard::unit_sizes(*parts.engine), cluster, device));
+  const plan::Units units = shard::unit_sizes(*parts.engine);
+  simulate::Cluster cluster = all;  // of a replica, with local steps
+  cluster.mesh = plan::mesh_of_step(config, mesh);
+  return std::llround(simulate::bytes_from_other_hosts(config, units, cluster, device) +
+                      simulate::simulate_exchange(config, units, all, 0).bytes_from_other_hosts);
 }
 
 std::string step_json(const config::Config& config, const ShardedModel& parts, const StepResult& result,
@@ -306,10 +310,11 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   shard::StepFormula formula = step_formula(
       *parts.engine,
       {.micro_batches = config.training.gradient_accumulation_steps, .no_sync = config.training.no_sync});
+  const comm::MeshShape of_step = plan::mesh_of_step(config, mesh.shape());
   const FormulaRows rows =
       formula_rows(formula,
-                   {.attention = plan::attention_traffic(config, mesh.shape()),
-                    .layers = plan::layer_traffic(config, mesh.shape(), device),
+                   {.attention = plan::attention_traffic(config, of_step),
+                    .layers = plan::layer_traffic(config, of_step, device),
                     .optimizer = plan::optimizer_traffic(config.optimizer, shard::unit_sizes(*parts.engine))},
                    count(*parts.engine, record));
   const std::optional<int64_t> from_other_hosts =
@@ -318,7 +323,8 @@ std::string explain_step(const config::Config& given, std::shared_ptr<comm::Comm
   const std::string between =
       from_other_hosts
           ? concat("each of ", communicator->world_size() / options.ranks_of_host, " hosts receives ",
-                   with_commas(*from_other_hosts), " bytes from other hosts in a step\n\n")
+                   with_commas(*from_other_hosts), " bytes from other hosts in a step",
+                   config.training.has_local_steps() ? ", on average" : "", "\n\n")
           : std::string();
   return concat(heading(config, parts, result), "\n", schedule(*parts.engine, options), "\n", kLegend, "\n",
                 timeline_text(record, limits_for(*parts.engine, options)), "\n", table(rows, formula), "\n",

@@ -38,6 +38,7 @@ const std::vector<Cut>& cuts() {
 struct Saving {
   std::string name;
   std::vector<std::string> overrides;
+  bool per_host = false;  ///< whether each host must have a replica
 };
 /// Ways that differ from the config.
 std::vector<Saving> savings(const config::Config& config) {
@@ -49,6 +50,13 @@ std::vector<Saving> savings(const config::Config& config) {
   }
   if (config.mixed_precision.reduce_dtype == util::FloatType::kFloat32) {
     ways.push_back({"gradients in bfloat16", {"mixed_precision.reduce_dtype=bfloat16"}});
+  }
+  if (config.fsdp.gather_dtype == comm::LinkType::kExact &&
+      config.fsdp.reduce_dtype == comm::LinkType::kExact) {
+    ways.push_back({"int8 between hosts", {"fsdp.gather_dtype=int8", "fsdp.reduce_dtype=int8"}});
+  }
+  if (!config.training.has_local_steps()) {
+    ways.push_back({"50 local steps", {"training.local_steps=50"}, /*per_host=*/true});
   }
   return ways;
 }
@@ -70,7 +78,7 @@ Proposal simulated(const Candidate& candidate, const plan::Plan& plan, const Sim
           .tokens_per_second = simulation.tokens_per_second,
           .step_seconds = simulation.step_seconds,
           .tokens_per_step = plan.tokens_per_step(),
-          .bytes_from_other_hosts = std::llround(simulation.times.bytes_from_other_hosts),
+          .bytes_from_other_hosts = std::llround(simulation.bytes_from_other_hosts()),
           .device_peak = plan.memory.device_peak,
           .fits = plan.fits()};
 }
@@ -78,9 +86,12 @@ Proposal simulated(const Candidate& candidate, const plan::Plan& plan, const Sim
 /// 0 for proposals that can be used, 1 if memory is lacking, 2 if the config refuses.
 int rank_of(const Proposal& proposal) { return !proposal.refusal.empty() ? 2 : proposal.fits ? 0 : 1; }
 
-std::string row_of(const Proposal& proposal) {
-  return util::printed("  %-47s %10s %10s %10s %10s%s\n",
-                       (proposal.candidate.name + (proposal.candidate.changes_training ? " *" : "")).c_str(),
+std::string name_of(const Proposal& proposal) {
+  return proposal.candidate.name + (proposal.candidate.changes_training ? " *" : "");
+}
+
+std::string row_of(const Proposal& proposal, int width) {
+  return util::printed("  %-*s %10s %10s %10s %10s%s\n", width, name_of(proposal).c_str(),
                        util::with_commas(std::llround(proposal.tokens_per_second)).c_str(),
                        plan::duration(proposal.step_seconds).c_str(),
                        plan::decimal_bytes(proposal.bytes_from_other_hosts).c_str(),
@@ -122,6 +133,7 @@ std::vector<Candidate> built_in_candidates(const config::Config& config, int64_t
     candidates.push_back(whole);
     Candidate all = whole;
     for (const Saving& way : ways) {
+      if (way.per_host && !cut.per_host) continue;
       Candidate with = whole;
       for (Candidate* each : {&with, &all}) {
         add(*each, way.name, way.overrides);
@@ -158,23 +170,27 @@ std::vector<Proposal> propose(const std::vector<Candidate>& candidates, const Co
 }
 
 std::string proposals_text(const plan::Plan& as_given, const std::vector<Proposal>& proposals) {
-  std::string text = plan::plan_subject(as_given) + "\n";
-  text += util::printed("  %-47s %10s %10s %10s %10s\n", "the fastest first", "tokens/s", "step", "received",
-                        "memory");
-  size_t shown = 0, refused = 0;
+  std::vector<const Proposal*> shown;
+  size_t refused = 0, slower = 0;
+  int width = 0;
   bool changes_training = false;
   for (const Proposal& proposal : proposals) {
     if (!proposal.refusal.empty()) {
       ++refused;
-    } else if (shown < kShownProposals) {
-      ++shown;
+    } else if (shown.size() < kShownProposals || proposal.candidate.overrides.empty()) {
+      shown.push_back(&proposal);
+      width = std::max(width, static_cast<int>(name_of(proposal).size()));
       changes_training = changes_training || proposal.candidate.changes_training;
-      text += row_of(proposal);
+    } else {
+      ++slower;
     }
   }
+  std::string text = plan::plan_subject(as_given) + "\n";
+  text += util::printed("  %-*s %10s %10s %10s %10s\n", width, "the fastest first", "tokens/s", "step",
+                        "received", "memory");
+  for (const Proposal* proposal : shown) text += row_of(*proposal, width);
   text += "received: bytes of a step that each host receives from other hosts; memory: of a rank\n";
   if (changes_training) text += "* changes the batch or the rounding of the config\n";
-  const size_t slower = proposals.size() - refused - shown;
   if (slower > 0) text += concat(slower, " slower ones are left out; --json has them\n");
   if (refused > 0)
     text += concat(refused, " are left out because the config refuses them; --json has the reasons\n");

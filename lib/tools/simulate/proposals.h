@@ -1,7 +1,7 @@
 #pragma once
 
-// fsdp-plan --simulate --propose: simulates a run in several ways to share it between hosts, and sorts them by
-// speed. A way is a list of overrides of the config, so a new one is a row of a table in proposals.cpp.
+// fsdp-plan --simulate --propose: simulates a run in several ways to share it between hosts, and sorts them
+// by speed. A way is a list of overrides of the config, so a new one is a row of a table in proposals.cpp.
 
 #include <cstdint>
 #include <functional>
@@ -26,8 +26,8 @@ struct Candidate {
 /// Error(kUsage) for a word that is none, and for an empty text.
 Candidate candidate_from_text(const std::string& text);
 
-/// The built-in candidates for `world_size` ranks with `ranks_of_host` on each host, the config as it is first:
-/// every way to cut the state, alone, with each way to send fewer bytes, and with all of them.
+/// The built-in candidates for `world_size` ranks with `ranks_of_host` on each host, the config as it is
+/// first: every way to cut the state, alone, with each way to send fewer bytes, and with all of them.
 std::vector<Candidate> built_in_candidates(const config::Config& config, int64_t world_size,
                                            int64_t ranks_of_host);
 
@@ -48,8 +48,8 @@ using ConfigWith = std::function<config::Config(const std::vector<std::string>& 
 using Planner = std::function<plan::Plan(const config::Config& config)>;
 
 /// Simulates the candidates. The result is sorted: the fastest first, then those that do not fit into memory,
-/// then those that the config refuses. A built-in candidate that equals an earlier one is left out. Throws what
-/// the first candidate throws.
+/// then those that the config refuses. A built-in candidate that equals an earlier one is left out. Throws
+/// what the first candidate throws.
 std::vector<Proposal> propose(const std::vector<Candidate>& candidates, const ConfigWith& config_with,
                               const Planner& planner, const SimulationOptions& options);
 

@@ -6,6 +6,7 @@
 #include "base/dtype/dtype.h"
 #include "base/util/error.h"
 #include "base/util/gpu_data_sheets.h"
+#include "tools/plan/local_steps.h"
 
 namespace fsdp::simulate {
 namespace {
@@ -167,13 +168,19 @@ Simulation simulate(const plan::Plan& plan, const SimulationOptions& options) {
     simulation.compute.scale = scale_of_table * scale;
     return step_program(config, plan.units, pass, simulation.compute);
   };
+  // A step is one of a replica.
+  Cluster of_step = cluster;
+  of_step.mesh = plan::mesh_of_step(config, plan.mesh);
+  const auto with_exchange = [&](double step) {
+    return step + simulate_exchange(config, plan.units, cluster, step).seconds;
+  };
   const StepOptions step_options{.reduce_scatter_group = config.fsdp.reduce_scatter_group};
   double scale = options.compute_scale;
   const auto tokens = static_cast<double>(plan.tokens_per_step());
   if (options.measured_tokens_per_second > 0) {
     const double wanted = tokens / options.measured_tokens_per_second;
     const auto seconds_with = [&](double with) {
-      return simulate_step(with_scale(with), plan.units, cluster, step_options).step;
+      return with_exchange(simulate_step(with_scale(with), plan.units, of_step, step_options).step);
     };
     double low = 1.0 / 64, high = 64;
     if (seconds_with(low) > wanted || seconds_with(high) < wanted) {
@@ -194,13 +201,14 @@ Simulation simulate(const plan::Plan& plan, const SimulationOptions& options) {
   simulation.kernels = program.computed();
   StepOptions recorded = step_options;
   recorded.records = true;
-  simulation.times = simulate_step(program, plan.units, cluster, recorded);
-  simulation.step_seconds = simulation.times.step;
+  simulation.times = simulate_step(program, plan.units, of_step, recorded);
+  simulation.exchange = simulate_exchange(config, plan.units, cluster, simulation.times.step);
+  simulation.step_seconds = with_exchange(simulation.times.step);
   if (options.stragglers.any()) {
     simulation.step_seconds = mean_step_seconds(options.stragglers, cluster.hosts(), [&](double slowness) {
       StepOptions slow = step_options;
       slow.slowness = {std::min(1.0, slowness), slowness};
-      return simulate_step(program, plan.units, cluster, slow).step;
+      return with_exchange(simulate_step(program, plan.units, of_step, slow).step);
     });
   }
   if (simulation.step_seconds > 0) simulation.tokens_per_second = tokens / simulation.step_seconds;

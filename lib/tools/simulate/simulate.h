@@ -11,6 +11,7 @@
 #include "tools/plan/plan.h"
 #include "tools/simulate/calibration.h"
 #include "tools/simulate/failures.h"
+#include "tools/simulate/replica_exchange.h"
 #include "tools/simulate/step_simulation.h"
 
 namespace fsdp::simulate {
@@ -50,14 +51,19 @@ struct Simulation {
   Cluster cluster;
   ComputeTable compute;
   KernelSeconds kernels;  ///< kernels of a step, without slowdown by communication
-  StepTimes times;
-  double step_seconds = 0;  ///< mean with stragglers, otherwise times.step
+  StepTimes times;        ///< of a step of a replica, with local steps
+  ReplicaExchange exchange;
+  double step_seconds = 0;  ///< mean over stragglers and exchanges, otherwise times.step
   double tokens_per_second = 0;
   double mfu = 0;  ///< 0: the peak is unknown
   std::optional<FaultTimes> faults;
 
   /// The largest part of the step, among classes of kernels and obstacles.
   std::string bound() const;
+  /// Bytes that each host receives from the others, mean per step.
+  double bytes_from_other_hosts() const {
+    return times.bytes_from_other_hosts + exchange.bytes_from_other_hosts;
+  }
 };
 
 /// Requires: `plan` is made from config_for(). Throws Error(kUsage) if a calibration lacks the links of the

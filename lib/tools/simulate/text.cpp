@@ -100,7 +100,8 @@ std::string simulation_text(const plan::Plan& plan, const Simulation& simulation
                   : std::string());
   text += row("communication", duration(times.communication));
   if (simulation.cluster.hosts() > 1) {
-    text += row("received from other hosts", plan::decimal_bytes(std::llround(times.bytes_from_other_hosts)),
+    text += row("received from other hosts",
+                plan::decimal_bytes(std::llround(simulation.bytes_from_other_hosts())),
                 concat("by each of ", simulation.cluster.hosts(), " hosts"));
   }
   if (times.copies > 0) text += row("copies to and from host memory", duration(times.copies));
@@ -114,9 +115,13 @@ std::string simulation_text(const plan::Plan& plan, const Simulation& simulation
     if (seconds > 0) text += row(concat("  for ", name), duration(seconds));
   }
   text += row("step", duration(times.step));
+  if (simulation.exchange.seconds > 0) {
+    text += row("waits for other replicas, on average", duration(simulation.exchange.seconds));
+  }
   if (simulation.step_seconds != times.step) {
     text +=
-        row("step, with slow hosts", duration(simulation.step_seconds), "the mean over their distribution");
+        row(simulation.exchange.seconds > 0 ? "step, with exchanges and slow hosts" : "step, with slow hosts",
+            duration(simulation.step_seconds), "the mean");
   }
   text += faults_text(simulation);
   if (plan.machines.tokens > 0) {
@@ -156,7 +161,7 @@ std::string simulation_json(const plan::Plan& plan, const Simulation& simulation
       {"copy_seconds", times.copies},
       {"communication_seconds", times.communication},
       {"exposed_seconds", times.exposed},
-      {"bytes_from_other_hosts", std::llround(times.bytes_from_other_hosts)},
+      {"bytes_from_other_hosts", std::llround(simulation.bytes_from_other_hosts())},
       {"exposed_seconds_by_kind", std::move(kinds)},
       {"exposed_seconds_by_obstacle", std::move(obstacles)},
       {"model_tflops_per_rank", plan.flops.model * simulation.tokens_per_second / 1e12 / plan.ranks()},

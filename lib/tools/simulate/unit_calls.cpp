@@ -29,11 +29,10 @@ const char* IssuedCall::op() const {
   return kNames[static_cast<size_t>(call.kind)];
 }
 
-/// The group of `ranks` ranks that are `stride` apart.
-RankGroup UnitCalls::group(int ranks, int stride, bool is_between_slices) const {
+RankGroup group_of(const Cluster& cluster, int ranks, int stride, bool is_between_slices) {
   RankGroup group{.ranks = ranks, .ranks_of_host = ranks, .is_between_slices = is_between_slices};
-  if (cluster_.ranks_of_host > 0) {
-    const int64_t here = std::max<int64_t>(1, cluster_.ranks_of_host / std::max(1, stride));
+  if (cluster.ranks_of_host > 0) {
+    const int64_t here = std::max<int64_t>(1, cluster.ranks_of_host / std::max(1, stride));
     group.ranks_of_host = static_cast<int>(std::min<int64_t>(ranks, here));
   }
   return group;
@@ -42,7 +41,7 @@ RankGroup UnitCalls::group(int ranks, int stride, bool is_between_slices) const 
 /// The group over which a unit is cut. Neighbours are on the axis model, over which no unit is cut.
 RankGroup UnitCalls::shard_group(const UnitSizes& unit) const {
   const comm::MeshShape& mesh = cluster_.mesh;
-  return group(unit.groups.shards, mesh.model, unit.groups.shards > mesh.data * mesh.context);
+  return group_of(cluster_, unit.groups.shards, mesh.model, unit.groups.shards > mesh.data * mesh.context);
 }
 
 /// The group of a unit's replicas or slices: the counterparts in other slices, or all ranks with the same
@@ -50,8 +49,9 @@ RankGroup UnitCalls::shard_group(const UnitSizes& unit) const {
 RankGroup UnitCalls::replica_group(const UnitSizes& unit, int ranks) const {
   const comm::MeshShape& mesh = cluster_.mesh;
   const int holders = unit.options.holders;
-  if (mesh.dcn > 1 && ranks == mesh.dcn * holders) return group(ranks, mesh.world_size() / mesh.dcn, true);
-  return group(ranks, holders > 1 ? 1 : mesh.model, ranks > mesh.data * mesh.context * holders);
+  if (mesh.dcn > 1 && ranks == mesh.dcn * holders)
+    return group_of(cluster_, ranks, mesh.world_size() / mesh.dcn, true);
+  return group_of(cluster_, ranks, holders > 1 ? 1 : mesh.model, ranks > mesh.data * mesh.context * holders);
 }
 
 std::vector<IssuedCall> UnitCalls::of_command(const shard::Command& command, const UnitSizes& unit) const {
@@ -86,7 +86,7 @@ IssuedCall UnitCalls::exchange_in_layer(double bytes, const std::string& pass) c
   return {.queue = kLayers,
           .call = {.kind = CollectiveKind::kExchange,
                    .bytes = bytes,
-                   .group = group(cluster_.mesh.context * cluster_.mesh.model, /*stride=*/1)},
+                   .group = group_of(cluster_, cluster_.mesh.context * cluster_.mesh.model, /*stride=*/1)},
           .kind = "layers",
           .unit = "layers",
           .pass = pass};
@@ -104,7 +104,7 @@ IssuedCall UnitCalls::of_all_ranks(const Operation& operation) const {
   return {.queue = shard::gather_queue({.shards = world}),
           .call = {.kind = operation.collective,
                    .bytes = operation.bytes,
-                   .group = group(world, /*stride=*/1, cluster_.mesh.dcn > 1)},
+                   .group = group_of(cluster_, world, /*stride=*/1, cluster_.mesh.dcn > 1)},
           .kind = operation.what,
           .unit = operation.what,
           .pass = "optimizer"};

@@ -28,6 +28,9 @@ struct IssuedCall {
   const char* op() const;
 };
 
+/// The group of `ranks` ranks that are `stride` apart.
+RankGroup group_of(const Cluster& cluster, int ranks, int stride, bool is_between_slices = false);
+
 class UnitCalls {
  public:
   /// `cluster` must outlive the calls.
@@ -45,7 +48,6 @@ class UnitCalls {
   IssuedCall of_all_ranks(const Operation& operation) const;
 
  private:
-  RankGroup group(int ranks, int stride, bool is_between_slices = false) const;
   RankGroup shard_group(const shard::UnitSizes& unit) const;
   RankGroup replica_group(const shard::UnitSizes& unit, int ranks) const;
 

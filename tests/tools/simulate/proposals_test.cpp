@@ -85,10 +85,13 @@ TEST(Proposals, AreSortedBySpeedAndPreferReplicasOnSlowLinks) {
   }
   const Proposal& full = named(proposals, "as given");
   const Proposal& hybrid = named(proposals, "hybrid_shard per host");
-  // A rank gathers twice and reduces once in fully sharded training; replicas reduce a quarter of it once.
-  EXPECT_GT(full.bytes_from_other_hosts, 2 * hybrid.bytes_from_other_hosts);
-  EXPECT_GT(hybrid.tokens_per_second, 1.5 * full.tokens_per_second);
   EXPECT_GT(hybrid.device_peak, full.device_peak);
+  const Proposal& coded = named(proposals, "hybrid_shard per host, int8 between hosts");
+  EXPECT_LT(coded.bytes_from_other_hosts, 0.26 * hybrid.bytes_from_other_hosts) << "gradients in fp32";
+  EXPECT_GT(coded.tokens_per_second, 1.5 * full.tokens_per_second);
+  const Proposal& local = named(proposals, "hybrid_shard per host, 50 local steps");
+  EXPECT_LT(local.bytes_from_other_hosts, hybrid.bytes_from_other_hosts / 40);
+  EXPECT_GT(local.tokens_per_second, coded.tokens_per_second);
   EXPECT_NE(proposals.front().candidate.name, "as given");
 }
 
