@@ -4,8 +4,9 @@ fsdp-plan --simulate has predicted before, and the bytes that a host has receive
 
     scripts/bench links --rate 1gbit --delay 1ms -- '' 'fsdp.strategy=no_shard'
 
-Each argument behind -- is a text of overrides; the first is what the others are compared with, '' the config as it is. Hosts are network
-namespaces, whose links send so many bits a second (and, with a delay, pass them on later). Needs root and iproute2 with tc.
+Each argument behind -- is a text of overrides; the first is what the others are compared with, '' the config as it is, and 'alone' a run on
+each host without the other, both at the same time. Hosts are network namespaces, whose links send so many bits a second (and, with a delay,
+pass them on later). Steps that count should be a multiple of training.local_steps. Needs root and iproute2 with tc.
 """
 import argparse
 import ctypes
@@ -22,11 +23,12 @@ import threading
 from pathlib import Path
 
 from results import describe_machine, replace_section
-from ranks import rank_environment
+from ranks import free_port, rank_environment
 from sides import MODELS
 from simulate import SHM, Bench, Links, SlowHosts
 
 HOSTS = 2
+ALONE = "alone"
 CLONE_NEWNET = 0x40000000
 
 
@@ -100,7 +102,7 @@ class StepWatch(threading.Thread):
 class LinkBench(Bench):
     """Runs of so many ranks on each of two hosts."""
 
-    def __init__(self, programs, folder, model, ranks, steps, warm_up, sequences):
+    def __init__(self, programs, folder, model, ranks, steps, warm_up, sequences, length):
         super().__init__(programs, folder)
         self.ranks, self.steps, self.warm_up = ranks, steps, warm_up
         self.received = None
@@ -108,7 +110,7 @@ class LinkBench(Bench):
         keys = {"hidden_size": model.hidden, "intermediate_size": model.intermediate, "num_hidden_layers": model.layers,
                 "num_attention_heads": model.heads, "vocab_size": model.vocabulary, "max_position_embeddings": model.sequence}
         self.keys.update({f"model.{name}": value for name, value in keys.items()})
-        self.keys.update({"training.steps": steps, "data.micro_batch_size": sequences, "data.sequence_length": model.sequence,
+        self.keys.update({"training.steps": steps, "data.micro_batch_size": sequences, "data.sequence_length": length or model.sequence,
                           "comm.timeout_seconds": 600, "comm.backend": "hierarchical" if ranks > 1 else "gloo"})
 
     def launch(self, links, ranks, arguments):
@@ -132,9 +134,32 @@ class LinkBench(Bench):
             self.received = watch
             return text
 
+    def alone(self):
+        """Mean seconds of a step of runs on one host each, at the same time."""
+        jobs, folders = [], []
+        for host in range(HOSTS):
+            folders.append(self.folder / f"alone-{host}")
+            shutil.rmtree(folders[-1], ignore_errors=True)
+            program = [str(self.programs / "fsdp-train"), self.config({}), f"run.output_dir={folders[-1]}", "comm.backend=auto"]
+            port = free_port()
+            jobs += [subprocess.Popen(program, env=rank_environment(rank, self.ranks, port, threads=1), stdout=subprocess.PIPE,
+                                      stderr=subprocess.STDOUT, text=True) for rank in range(self.ranks)]
+        self.finish(jobs)
+        return statistics.mean(self.step_seconds(folder) for folder in folders)
+
+    def step_seconds(self, folder):
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        steps = [json.loads(line) for line in lines if "step_seconds" in line]
+        return statistics.mean(line["step_seconds"] for line in steps if line["step"] > self.warm_up)
+
     def predicted_plan(self, links, overrides):
         world = HOSTS * self.ranks
         words = overrides.split()
+        if overrides == ALONE:
+            calibration = self.calibrate(SHM, max(2, self.ranks), "float32", "shm")
+            plan = self.simulate([self.config({"comm.backend": "shm"}), "--world-size", str(self.ranks), "--calibration", calibration,
+                                  "--cores-per-rank", str(self.cores / world)])
+            return {**plan, "tokens_per_step": HOSTS * plan["tokens_per_step"], "bytes_from_other_hosts": 0}
         dtype = next((word.partition("=")[2] for word in words if word.startswith("mixed_precision.param_dtype=")), "float32")
         calibration = self.calibrate(links, world, dtype, self.keys["comm.backend"])
         return self.simulate([self.config({}), *words, "--world-size", str(world), "--gpus-per-node", str(self.ranks), "--calibration",
@@ -142,12 +167,11 @@ class LinkBench(Bench):
 
     def run(self, links, overrides):
         """Mean seconds of a step, and mean bytes that a host has received in it."""
+        if overrides == ALONE:
+            return self.alone(), 0
         shutil.rmtree(self.folder / "run", ignore_errors=True)
         self.launch(links, HOSTS * self.ranks, [self.config({}), *overrides.split()])
-        lines = (self.folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        steps = [json.loads(line) for line in lines if "step_seconds" in line]
-        seconds = statistics.mean(line["step_seconds"] for line in steps if line["step"] > self.warm_up)
-        return seconds, self.received.bytes_of_step(self.warm_up, self.steps)
+        return self.step_seconds(self.folder / "run"), self.received.bytes_of_step(self.warm_up, self.steps)
 
 
 def compare(bench, links, settings, rounds, place):
@@ -182,6 +206,7 @@ def main():
     parser.add_argument("--steps", type=int, default=8, help="of a run (8)")
     parser.add_argument("--warm-up", type=int, default=2, help="steps that do not count (2)")
     parser.add_argument("--sequences", type=int, default=2, help="of a rank and micro-batch (2)")
+    parser.add_argument("--length", type=int, default=0, help="tokens of a sequence (the model's most)")
     parser.add_argument("--rounds", type=int, default=1, help="each runs all settings; the median counts (1)")
     parser.add_argument("--write", action="store_true", help="put the figures into RESULTS.md")
     parser.add_argument("settings", nargs="*", metavar="OVERRIDES", help="overrides of a setting, with spaces between them")
@@ -195,9 +220,11 @@ def main():
     rows = []
     for name, ranks in itertools.product(arguments.models.split(","), arguments.ranks):
         with tempfile.TemporaryDirectory() as folder:
-            bench = LinkBench(arguments.bin, Path(folder), LINK_MODELS[name], ranks, arguments.steps, arguments.warm_up, arguments.sequences)
+            bench = LinkBench(arguments.bin, Path(folder), LINK_MODELS[name], ranks, arguments.steps, arguments.warm_up, arguments.sequences,
+                              arguments.length)
             for mbit in arguments.rate:
-                place = f"{name}, {HOSTS} x {ranks} ranks, {mbit} Mbit/s{f', {arguments.delay} ms' if arguments.delay else ''}"
+                tokens = arguments.sequences * (arguments.length or LINK_MODELS[name].sequence)
+                place = f"{name}, {tokens} tokens a rank, {HOSTS} x {ranks} ranks, {mbit} Mbit/s{f', {arguments.delay} ms' if arguments.delay else ''}"
                 rows += compare(bench, Links(mbit, arguments.delay), settings, arguments.rounds, place)
     table = "\n".join(["| run | settings | s a step | simulated | off by | tokens/s | against the first | received, MB | formula, MB | ratio |",
                        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |", *rows])
