@@ -230,7 +230,8 @@ def main():
                        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |", *rows])
     print(f"\n{table}")
     if arguments.write:
-        replace_section("links", f"## Two hosts on slow links\n\n{describe_machine('one thread a rank')}\n\n{table}")
+        rates = ", ".join(map(str, arguments.rate))
+        replace_section(f"links-{rates}", f"## Two hosts on links of {rates} Mbit/s\n\n{describe_machine('one thread a rank')}\n\n{table}")
     return 0
 
 
