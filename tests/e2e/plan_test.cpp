@@ -26,7 +26,7 @@ void expect_alike(const Words& arguments, const testing::RunOptions& options = {
 }
 
 TEST(FsdpPlan, SaysWhatFsdpTrainSays) {
-  for (const char* name : {"plan/1t", "plan/175b", "plan/llama3_8b", "plan/llama2_2b", "quickstart"}) {
+  for (const char* name : {"plan/175b", "quickstart"}) {
     SCOPED_TRACE(name);
     expect_alike({config_path(name)});
     expect_alike({config_path(name), "--json", "--gpu-memory-gib", "4"});
