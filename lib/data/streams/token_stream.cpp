@@ -431,14 +431,13 @@ void TokenStream::produce(const Gap& gap, const std::stop_token& stop) {
     for (size_t& told = encoder->told; told < messages.size(); ++told) {
       util::log_warning("left out: " + with_keys(messages[told]));
     }
-    const int64_t written = cache.write(block, encoder->sink.take());
+    limit_cache(cache.write(block, encoder->sink.take()));  // before anyone waits for the next block
     {
       const std::lock_guard taken(mutex_);
       cache.take(block);
       changed_.notify_all();
     }
     block = {.token = block.tokens_end(), .begin = encoder->end};
-    limit_cache(written);
   };
   const bool ends = encoder->jobs.encode(options_.threads, [&](const EncodedJob& job) {
     encoder->add(job);

@@ -95,8 +95,8 @@ class CheckpointsOfMeshes : public CheckpointerTest {
     config.optimizer.beta1 = 0.9;
     return config;
   }
-  /// What each run saves is what a run saves that has loaded it: each of three others, so that every run loads
-  /// from three too.
+  /// What each run saves is what a run saves that has loaded it: each of three others, so that every run
+  /// loads from three too.
   void expect_the_same_bits(const std::vector<MeshedRun>& runs) {
     for (size_t i = 0; i < runs.size(); ++i) {
       fs::path saved = save_run(runs[i].world_size(), config_of(runs[i], "from" + std::to_string(i)));
