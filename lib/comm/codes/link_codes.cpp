@@ -34,9 +34,10 @@ FSDP_INLINE float nearest(float value) {
   return (value + kMagic) - kMagic;
 }
 
+/// Of integers, because GCC makes no vectors of a choice between floating-point results.
 FSDP_INLINE float floor_of(float value) {
-  const float rounded = nearest(value);
-  return rounded > value ? rounded - 1.0F : rounded;
+  const auto whole = static_cast<int32_t>(value);
+  return static_cast<float>(whole - static_cast<int32_t>(static_cast<float>(whole) > value));
 }
 
 /// The factors of hash_of(), computed once.
