@@ -13,8 +13,8 @@
 
 namespace fsdp::comm {
 
-/// What the codes of this rank's reductions have lacked so far, which it adds to the next ones (error
-/// feedback; Seide et al., 2014). Used in the order of the collectives.
+/// Errors of the codes of this rank's reductions so far, which it adds to the next ones (error feedback;
+/// Seide et al., 2014). Used in the order of the collectives.
 struct CodingErrors {
   at::Tensor of_sums;    ///< fp32, [coded_parts() * n]: what this rank sends to be added
   at::Tensor of_result;  ///< fp32, [n]: its part of an all-reduce, which it sends to all; else undefined

@@ -13,7 +13,7 @@
 
 namespace fsdp::train {
 
-/// What a replica has to tell the others when they meet; the same on all of its ranks.
+/// A replica's message to the others for their next exchange; the same on all of its ranks.
 struct ReplicaStanding {
   std::string failure{};        ///< why the replica takes no more steps; empty: it does
   bool stop_requested = false;  ///< whether any of its ranks was asked to stop
