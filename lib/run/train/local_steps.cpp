@@ -121,6 +121,21 @@ void LocalSteps::between_steps(ObservedStep& step) {
   run_.parts.outer->require_equal(*run_.communicator, concat("after step ", step.position.step));
 }
 
+nlohmann::json exchange_record(const optim::OuterOptimizer& outer) {
+  return {{"last_exchange", outer.last_exchange()}, {"has_local_weights", outer.has_local_weights()}};
+}
+
+void continue_exchanges(optim::OuterOptimizer& outer, const nlohmann::json& record, const RunState& run) {
+  const bool has_joined = record.value(kJoined, false);
+  const bool has_local_weights = record.at("has_local_weights").get<bool>();
+  outer.loaded(!has_joined && has_local_weights, std::vector<bool>(outer.inner().parameters().size(), false),
+               record.at("last_exchange").get<int64_t>());
+  // The others may be about to exchange.
+  if (!has_joined || !has_local_weights) return;
+  const bool is_due = outer.schedule().begins(run.position.step, 0) || run.is_complete();
+  if (is_due && outer.last_exchange() < run.position.step) outer.contribute_nothing();
+}
+
 nlohmann::json replica_record(const nlohmann::json& record) {
   nlohmann::json own = nlohmann::json::object();
   for (const char* key : {"optimizer_steps", "optimizer_steps_of_units", "loss_scaler", "update_guard"}) {

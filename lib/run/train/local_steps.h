@@ -57,6 +57,12 @@ class LocalSteps final : public StepObserver {
   double loss_sum_ = 0, losses_ = 0, tokens_ = 0;  ///< of this replica, since the last meeting
 };
 
+/// What the record of a state in memory has of the outer optimizer.
+nlohmann::json exchange_record(const optim::OuterOptimizer& outer);
+/// Sets the outer optimizer, whose state was taken from memory, to where its record says. A replica that has
+/// just joined takes part in an exchange that is due now without a contribution.
+void continue_exchanges(optim::OuterOptimizer& outer, const nlohmann::json& record, const RunState& run);
+
 /// The part of training_record() that differs between replicas.
 nlohmann::json replica_record(const nlohmann::json& record);
 /// Adds that of the other replicas to replica 0's record. Collective over the replicas.

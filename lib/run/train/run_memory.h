@@ -13,11 +13,11 @@
 
 namespace fsdp::train {
 
-/// Host memory that outlives a Trainer: the Trainer takes the run's state from it in place of a checkpoint,
-/// and leaves its state in it, where a run goes on with other ranks (run/replicas).
 /// Key of a record that belongs to a replica which has no state of its own yet.
 inline constexpr const char* kJoined = "joined";
 
+/// Host memory that outlives a Trainer: the Trainer takes the run's state from it in place of a checkpoint,
+/// and leaves its state in it, where a run goes on with other ranks (run/replicas).
 class RunMemory {
  public:
   virtual ~RunMemory() = default;

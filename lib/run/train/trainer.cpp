@@ -8,7 +8,6 @@
 #include "base/util/start_clock.h"
 #include "base/util/text.h"
 #include "run/train/layer_modes.h"
-#include "run/train/reproducible_step.h"
 #include "run/train/step_profile.h"
 #include "state/groups/learning_rate.h"
 
@@ -64,7 +63,7 @@ void Trainer::train() {
   train_step_ = make_train_step(
       run_.config, run_.parts, *batches_, [this] { return run_.wants_to_stop(); },
       run_.hooks.membership ? run_.hooks.membership->change_is_due : nullptr);
-  if (begun_) continued_step()->continue_with(*std::exchange(begun_, std::nullopt));
+  if (continuation_) continuation_->hand_to(*train_step_);
   const NvtxRanges nvtx(run_.config.logging.nvtx, run_.communicator->device());
   run_.time_left.set_schedule(run_.config);
   run_.meter.start(position.step, position.tokens_seen);

@@ -12,6 +12,7 @@
 #include "data/loading/loader.h"
 #include "data/loading/prefetch.h"
 #include "run/train/checkpointer.h"
+#include "run/train/run_continuation.h"
 #include "run/train/run_exporter.h"
 #include "run/train/run_metrics.h"
 #include "run/train/run_saves.h"
@@ -23,8 +24,6 @@
 #include "setup/config/config.h"
 
 namespace fsdp::train {
-
-class ReproducibleStep;
 
 class Trainer {
  public:
@@ -39,17 +38,12 @@ class Trainer {
   /// it failed (Error(kIo) when the disk is full).
   RunSummary run();
 
-  /// Copies the state to the memory of RunHooks::membership. Requires: called after run(), also after one
+  /// Copies the state to RunHooks::membership, which must be set. Requires: called after run(), also after one
   /// that threw because a peer is lost. Not collective.
-  void keep_state();
+  void keep_state() { continuation_->keep(); }
 
  private:
   TrainingState training_state(nlohmann::json data = nullptr);
-  void continue_from_memory();
-  nlohmann::json memory_record();
-  void continue_local_steps(const nlohmann::json& record);
-  /// Null before the first step.
-  ReproducibleStep* continued_step() const;
   /// Informs about another global batch than before the run was resumed.
   void report_batch_change();
   /// Returns the config with the number of micro-batches that was given, so that config.toml serves other
@@ -78,11 +72,11 @@ class Trainer {
   std::shared_ptr<RunValidation> validation_;
   std::shared_ptr<RunMetrics> metrics_;
   std::shared_ptr<RunSaves> saves_;
-  std::shared_ptr<RunExporter> exporter_;    ///< null unless this rank shows metrics
-  std::unique_ptr<SampleText> sample_text_;  ///< null unless logging.sample_every
-  std::unique_ptr<TaskScores> task_scores_;  ///< null without evaluation.tasks
+  std::shared_ptr<RunExporter> exporter_;          ///< null unless this rank shows metrics
+  std::unique_ptr<SampleText> sample_text_;        ///< null unless logging.sample_every
+  std::unique_ptr<TaskScores> task_scores_;        ///< null without evaluation.tasks
+  std::unique_ptr<RunContinuation> continuation_;  ///< null unless ranks change
   std::unique_ptr<TrainStep> train_step_;
-  std::optional<BegunStep> begun_;  ///< the part of the first step that is done, until train_step_ has it
 };
 
 }  // namespace fsdp::train

@@ -5,7 +5,6 @@
 #include "base/util/file.h"
 #include "base/util/log.h"
 #include "base/util/start_clock.h"
-#include "run/train/reproducible_step.h"
 #include "run/train/run_start.h"
 #include "run/train/sample_position.h"
 #include "run/train/trainer.h"
@@ -91,7 +90,11 @@ Trainer::Trainer(const config::Config& config, std::shared_ptr<comm::Communicato
                                 shown->show(phase, done, total);
                                 if (done >= total) shown->clear();
                               }});
-  run_.continues() ? continue_from_memory() : static_cast<void>(run_.position = checkpointer_->restore());
+  if (run_.hooks.membership) {
+    continuation_ = std::make_unique<RunContinuation>(run_, *checkpointer_, *validation_,
+                                                      [this] { return training_state(); });
+  }
+  run_.continues() ? continuation_->restore() : static_cast<void>(run_.position = checkpointer_->restore());
   report_batch_change();
   util::start_phase("comparison of replicas");
   shard::require_equal_replicas(*run_.parts.engine, "before the first step");
@@ -144,81 +147,6 @@ TrainingState Trainer::training_state(nlohmann::json data) {
           sampling_record(run_.config, *loader_),
           &*loader_,
           run_.parts.outer.get()};
-}
-
-nlohmann::json Trainer::memory_record() {
-  nlohmann::json record = training_record(run_.config, training_state(), run_.position);
-  record["origin"] = checkpointer_->origin();
-  record["peak_rate"] = {run_.peak.flops_per_second, run_.peak.share_of_threads};
-  record["flops_a_token"] = {run_.flops.model, run_.flops.hardware};
-  record["validation_line"] = validation_->line().dump();  // as text, which keeps its order
-  record["step"] = run_.position.step;
-  if (run_.parts.outer) {
-    record["last_exchange"] = run_.parts.outer->last_exchange();
-    record["has_local_weights"] = run_.parts.outer->has_local_weights();
-  }
-  return record;
-}
-
-void Trainer::continue_from_memory() {
-  RunMemory& memory = *run_.hooks.membership->memory;
-  const TrainingState state = training_state();
-  const nlohmann::json record =
-      memory.restore(state, *run_.mesh, [&] { run_.faults.at(FaultPlace::kTransfer, memory.state_step()); });
-  run_.position =
-      restore_training_record(record, record.at("step").get<int64_t>(), state, "the state from memory");
-  if (run_.parts.outer) continue_local_steps(record);
-  begun_ = memory.begun(*run_.communicator);
-  if (begun_ && run_.is_first_rank()) {
-    util::log_info(concat(begun_->leaves, " of ", begun_->all, " micro-batches of step ",
-                          run_.position.step + 1, " are done"));
-  }
-  checkpointer_->take_over(record.at("origin"));
-  validation_->line() = nlohmann::ordered_json::parse(record.at("validation_line").get<std::string>());
-  record.at("flops_a_token").at(0).get_to(run_.flops.model);
-  record.at("flops_a_token").at(1).get_to(run_.flops.hardware);
-  if (run_.config.logging.peak_tflops > 0) return;
-  record.at("peak_rate").at(0).get_to(run_.peak.flops_per_second);
-  record.at("peak_rate").at(1).get_to(run_.peak.share_of_threads);
-}
-
-void Trainer::continue_local_steps(const nlohmann::json& record) {
-  optim::OuterOptimizer& outer = *run_.parts.outer;
-  const bool has_joined = record.value(kJoined, false);
-  outer.loaded(!has_joined && record.at("has_local_weights").get<bool>(),
-               std::vector<bool>(outer.inner().parameters().size(), false),
-               record.at("last_exchange").get<int64_t>());
-  // The others may be about to exchange.
-  if (has_joined && !record.at("has_local_weights").get<bool>()) return;
-  const bool is_due = outer.schedule().begins(run_.position.step, 0) || run_.is_complete();
-  if (has_joined && is_due && outer.last_exchange() < run_.position.step) outer.contribute_nothing();
-}
-
-/// A run whose ranks change has a ReproducibleStep or local steps (obstacle_to_replicas()).
-ReproducibleStep* Trainer::continued_step() const {
-  return dynamic_cast<ReproducibleStep*>(train_step_.get());
-}
-
-void Trainer::keep_state() {
-  RunMemory& memory = *run_.hooks.membership->memory;
-  run_.position.training_seconds = run_.training_seconds();
-  memory.keep(training_state(), run_.moment(), memory_record());
-  if (run_.parts.outer && run_.parts.outer->can_finish()) {
-    run_.parts.outer->finish();
-    return memory.keep_next(training_state(), memory_record());
-  }
-  ReproducibleStep* step = continued_step();
-  if (step == nullptr || !step->can_finish()) {
-    if (auto begun = step != nullptr ? step->begun() : begun_) memory.keep_begun(std::move(*begun));
-    return;
-  }
-  const int64_t samples = step->pending_position().samples;
-  try {
-    run_.count(step->finish(), samples);
-  } catch (const util::Error&) {
-    return;  // it has diverged: no rank has updated anything
-  }
-  memory.keep_next(training_state(), memory_record());
 }
 
 /// Informs the user, who can judge the effect on the loss but may not know of the change, because it follows
