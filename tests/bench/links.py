@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Steps of two hosts on a slow link with several settings, one after another in the same run: seconds of a step beside those that
-fsdp-plan --simulate has predicted before, and the bytes that a host has received beside those of the formula.
+fsdp-plan --simulate has predicted before (unless --measured-only), and the bytes that a host has received beside those of the formula.
 
     scripts/bench links --rate 1gbit --delay 1ms -- '' 'fsdp.strategy=no_shard'
 
 Each argument behind -- is a text of overrides; the first is what the others are compared with, '' the config as it is, and 'alone' a run on
 each host without the other, both at the same time. Hosts are network namespaces, whose links send so many bits a second (and, with a delay,
-pass them on later). Steps that count should be a multiple of training.local_steps. Needs root and iproute2 with tc.
+pass them on later). With training.local_steps, a run needs as many steps at least, which training.steps in its setting may say. Needs root and iproute2 with tc.
 """
 import argparse
 import ctypes
@@ -80,7 +80,7 @@ class StepWatch(threading.Thread):
 
     def run(self):
         position, rest = 0, ""
-        while not self.over.wait(0.003):
+        while not self.over.wait(0.01):
             try:
                 with open(self.metrics, encoding="utf-8") as file:
                     file.seek(position)
@@ -105,6 +105,7 @@ class LinkBench(Bench):
     def __init__(self, programs, folder, model, ranks, steps, warm_up, sequences, length):
         super().__init__(programs, folder)
         self.ranks, self.steps, self.warm_up = ranks, steps, warm_up
+        self.tokens = HOSTS * ranks * sequences * (length or model.sequence)
         self.received = None
         del self.keys["fsdp.min_num_params"]
         keys = {"hidden_size": model.hidden, "intermediate_size": model.intermediate, "num_hidden_layers": model.layers,
@@ -117,7 +118,7 @@ class LinkBench(Bench):
         if not links.mbit:
             return super().launch(links, ranks, arguments)
         program = [str(self.programs / "fsdp-train"), *arguments]
-        with SlowHosts(HOSTS, links) as hosts:
+        with SlowHosts(HOSTS, links, self.programs) as hosts:
             watch = StepWatch(self.folder / "run" / "metrics.jsonl", Interface(hosts.names[0]))
             watch.start()
             processes = []
@@ -159,7 +160,7 @@ class LinkBench(Bench):
             calibration = self.calibrate(SHM, max(2, self.ranks), "float32", "shm")
             plan = self.simulate([self.config({"comm.backend": "shm"}), "--world-size", str(self.ranks), "--calibration", calibration,
                                   "--cores-per-rank", str(self.cores / world)])
-            return {**plan, "tokens_per_step": HOSTS * plan["tokens_per_step"], "bytes_from_other_hosts": 0}
+            return {**plan, "bytes_from_other_hosts": 0}
         dtype = next((word.partition("=")[2] for word in words if word.startswith("mixed_precision.param_dtype=")), "float32")
         calibration = self.calibrate(links, world, dtype, self.keys["comm.backend"])
         return self.simulate([self.config({}), *words, "--world-size", str(world), "--gpus-per-node", str(self.ranks), "--calibration",
@@ -171,12 +172,13 @@ class LinkBench(Bench):
             return self.alone(), 0
         shutil.rmtree(self.folder / "run", ignore_errors=True)
         self.launch(links, HOSTS * self.ranks, [self.config({}), *overrides.split()])
-        return self.step_seconds(self.folder / "run"), self.received.bytes_of_step(self.warm_up, self.steps)
+        steps = next((int(word.partition("=")[2]) for word in overrides.split() if word.startswith("training.steps=")), self.steps)
+        return self.step_seconds(self.folder / "run"), self.received.bytes_of_step(self.warm_up, steps)
 
 
-def compare(bench, links, settings, rounds, place):
+def compare(bench, links, settings, rounds, place, predicts):
     predictions = {}
-    for text in settings:
+    for text in settings if predicts else []:
         predictions[text] = bench.predicted_plan(links, text)
         print(f"  predicted, {place}, '{text}': {predictions[text]['step_seconds']:.4f} s a step", flush=True)
     measured = {text: [] for text in settings}
@@ -184,15 +186,17 @@ def compare(bench, links, settings, rounds, place):
         measured[text].append(bench.run(links, text))
     rows, first = [], None
     for text in settings:
-        plan = predictions[text]
         seconds, received = (statistics.median(values) for values in zip(*measured[text]))
-        speed = plan["tokens_per_step"] / seconds
+        speed = bench.tokens / seconds
         first = first or speed
-        formula = plan["bytes_from_other_hosts"]
-        rows.append(f"| {place} | `{text or 'as it is'}` | {seconds:.3f} | {plan['step_seconds']:.3f} | "
-                    f"{plan['step_seconds'] / seconds - 1:+.1%} | {speed:.0f} | {speed / first:.2f} | {received / 1e6:.2f} | "
-                    f"{formula / 1e6:.2f} | {received / formula if formula else 0:.3f} |")
-        print(rows[-1], flush=True)
+        row = f"| {place} | `{text or 'as it is'}` | {seconds:.3f} | {speed:.0f} | {speed / first:.2f} | {received / 1e6:.2f} |"
+        if predicts:
+            plan = predictions[text]
+            formula = plan["bytes_from_other_hosts"]
+            row += (f" {formula / 1e6:.2f} | {received / formula if formula else 0:.3f} | {plan['step_seconds']:.3f} | "
+                    f"{plan['step_seconds'] / seconds - 1:+.1%} |")
+        rows.append(row)
+        print(row, flush=True)
     return rows
 
 
@@ -208,6 +212,7 @@ def main():
     parser.add_argument("--sequences", type=int, default=2, help="of a rank and micro-batch (2)")
     parser.add_argument("--length", type=int, default=0, help="tokens of a sequence (the model's most)")
     parser.add_argument("--rounds", type=int, default=1, help="each runs all settings; the median counts (1)")
+    parser.add_argument("--measured-only", action="store_true", help="without simulation and the calibration that it needs")
     parser.add_argument("--write", action="store_true", help="put the figures into RESULTS.md")
     parser.add_argument("settings", nargs="*", metavar="OVERRIDES", help="overrides of a setting, with spaces between them")
     arguments = parser.parse_args()
@@ -225,9 +230,12 @@ def main():
             for mbit in arguments.rate:
                 tokens = arguments.sequences * (arguments.length or LINK_MODELS[name].sequence)
                 place = f"{name}, {tokens} tokens a rank, {HOSTS} x {ranks} ranks, {mbit} Mbit/s{f', {arguments.delay} ms' if arguments.delay else ''}"
-                rows += compare(bench, Links(mbit, arguments.delay), settings, arguments.rounds, place)
-    table = "\n".join(["| run | settings | s a step | simulated | off by | tokens/s | against the first | received, MB | formula, MB | ratio |",
-                       "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |", *rows])
+                rows += compare(bench, Links(mbit, arguments.delay), settings, arguments.rounds, place,
+                                not arguments.measured_only)
+    head, line = "| run | settings | s a step | tokens/s | against the first | received, MB |", "| --- | --- | ---: | ---: | ---: | ---: |"
+    if not arguments.measured_only:
+        head, line = f"{head} formula, MB | ratio | simulated, s | off by |", f"{line} ---: | ---: | ---: | ---: |"
+    table = "\n".join([head, line, *rows])
     print(f"\n{table}")
     if arguments.write:
         rates = ", ".join(map(str, arguments.rate))

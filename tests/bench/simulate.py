@@ -11,16 +11,12 @@ import dataclasses
 import json
 import os
 import pathlib
-import select
 import shutil
-import socket
 import statistics
 import struct
 import subprocess
 import sys
 import tempfile
-import time
-from collections import deque
 
 from mpi import Hosts
 from ranks import free_port, rank_environment
@@ -68,49 +64,12 @@ def name_of(ranks, model, keys):
     return f"{ranks} ranks, {size}{', ' if differs else ''}{differs}"
 
 
-def forward(count, delay_s):
-    """What joins the hosts in place of a bridge: passes packets on later. Runs in the namespace of the ports.
-
-    Packets come with the header that says what the sender left to hardware (checksums, cutting into frames): tests/support/network_hosts.h.
-    """
-    packet, vnet_header, ignore_outgoing, force_buffer, header_bytes = 263, 15, 23, 33, 10
-    ports = []
-    for i in range(count):
-        port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
-        port.setsockopt(packet, vnet_header, 1)
-        port.setsockopt(packet, ignore_outgoing, 1)
-        port.setsockopt(socket.SOL_SOCKET, force_buffer, 8 << 20)
-        port.bind((f"port{i}", 0))
-        port.setblocking(False)
-        ports.append(port)
-    print("ready", flush=True)
-    queue, port_of = deque(), {}
-    while True:
-        wait = max(0.0, min(0.02, queue[0][0] - time.monotonic())) if queue else 0.02
-        for port in select.select(ports, [], [], wait)[0]:
-            try:
-                while True:
-                    data = port.recv(1 << 17)
-                    port_of[data[header_bytes + 6:header_bytes + 12]] = port
-                    queue.append((time.monotonic() + delay_s, port, data))
-            except BlockingIOError:
-                pass
-        while queue and queue[0][0] <= time.monotonic():
-            _, came_from, data = queue.popleft()
-            to = port_of.get(data[header_bytes:header_bytes + 6])
-            for port in [to] if to else [port for port in ports if port is not came_from]:
-                try:
-                    port.send(data)
-                except (BlockingIOError, OSError):
-                    pass  # TCP sends it again
-
-
 class SlowHosts(Hosts):
     """Network namespaces whose links send so many bits a second, and with a delay pass them on later."""
 
-    def __init__(self, count, links):
+    def __init__(self, count, links, programs):
         super().__init__(count)
-        self.links, self.hub = links, None
+        self.links, self.programs, self.hub = links, programs, None
 
     def __enter__(self):
         super().__enter__()
@@ -122,8 +81,8 @@ class SlowHosts(Hosts):
                 hub = f"{self.prefix}hub"
                 for i in range(len(self.names)):
                     subprocess.run(["ip", "-n", hub, "link", "set", f"port{i}", "nomaster"], check=True)
-                self.hub = subprocess.Popen(["ip", "netns", "exec", hub, sys.executable, __file__, "--forward",
-                                             str(len(self.names)), str(self.links.delay_ms)], stdout=subprocess.PIPE)
+                self.hub = subprocess.Popen(["ip", "netns", "exec", hub, str(self.programs / "packet_hub"), str(len(self.names)),
+                                             str(self.links.delay_ms)], stdout=subprocess.PIPE)
                 self.hub.stdout.readline()
         except Exception:
             self.__exit__()
@@ -165,7 +124,7 @@ class Bench:
             commands = [(program, rank_environment(rank, ranks, port, threads=1)) for rank in range(ranks)]
             return self.finish([subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
                                 for command, environment in commands])
-        with SlowHosts(ranks, links) as hosts:
+        with SlowHosts(ranks, links, self.programs) as hosts:
             processes = []
             for rank in range(ranks):
                 environment = rank_environment(rank, ranks, 29500, threads=1)
@@ -287,8 +246,6 @@ def compare_published(bench):
 
 
 def main():
-    if sys.argv[1:2] == ["--forward"]:
-        return forward(int(sys.argv[2]), int(sys.argv[3]) / 1000)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", required=True, help="folder of fsdp-train and fsdp-plan")
     parser.add_argument("--published", action="store_true", help="compare published speeds alone")

@@ -7,25 +7,18 @@
 //   NetworkHosts hosts(2);
 //   RunningProgram program(hosts.on(1, {"ping", hosts.address(0)}));
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <linux/if_ether.h>
-#include <linux/if_packet.h>
-#include <net/if.h>
-#include <poll.h>
 #include <sched.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
-#include <deque>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "support/packet_hub.h"
 #include "support/run_program.h"
 
 namespace fsdp::testing {
@@ -68,21 +61,13 @@ class NetworkHosts {
   }
 
   /// Every packet takes that much longer from now on.
-  void delay(std::chrono::milliseconds time) { delay_ms_ = static_cast<int>(time.count()); }
+  void delay(std::chrono::milliseconds time) { hub_.delay(time); }
   /// Nothing reaches the host or comes from it any more.
-  void cut_off(int host) { cut_off_ = host; }
+  void cut_off(int host) { hub_.cut_off(host); }
 
  private:
-  using Clock = std::chrono::steady_clock;
-  struct Packet {
-    Clock::time_point due;
-    int from;
-    std::string bytes;
-  };
-
   std::string space(int host) const { return "fsdp" + std::to_string(id_) + "h" + std::to_string(host); }
   std::string hub_space() const { return "fsdp" + std::to_string(id_) + "hub"; }
-  static std::string port(int host) { return "port" + std::to_string(host); }
 
   static void ip(std::vector<std::string> arguments) {
     std::string text = "ip";
@@ -98,24 +83,23 @@ class NetworkHosts {
     ip({"netns", "add", hub_space()});
     for (int host = 0; host < count_; ++host) {
       ip({"netns", "add", space(host)});
-      ip({"-n", space(host), "link", "add", "eth0", "type", "veth", "peer", "name", port(host), "netns",
-          hub_space()});
+      ip({"-n", space(host), "link", "add", "eth0", "type", "veth", "peer", "name",
+          PacketHub::port_name(host), "netns", hub_space()});
       ip({"-n", space(host), "addr", "add", address(host) + "/24", "dev", "eth0"});
       ip({"-n", space(host), "link", "set", "eth0", "up"});
       ip({"-n", space(host), "link", "set", "lo", "up"});
-      ip({"-n", hub_space(), "link", "set", port(host), "up"});
+      ip({"-n", hub_space(), "link", "set", PacketHub::port_name(host), "up"});
     }
     std::thread([this] {
       open_ports();
     }).join();  // a thread may enter a namespace that the others are not in
-    if (static_cast<int>(ports_.size()) != count_) throw std::runtime_error("no right to enter one");
-    hub_ = std::thread([this] { forward(); });
+    if (!is_open_) throw std::runtime_error("no right to enter one");
+    forwarding_ = std::thread([this] { hub_.run(); });
   }
 
   void remove() {
-    stop_ = true;
-    if (hub_.joinable()) hub_.join();
-    for (int fd : ports_) ::close(fd);
+    hub_.stop();
+    if (forwarding_.joinable()) forwarding_.join();
     if (id_ == 0) return;
     for (int host = 0; host < count_; ++host) run({"ip", "netns", "delete", space(host)});
     run({"ip", "netns", "delete", hub_space()});
@@ -125,56 +109,18 @@ class NetworkHosts {
     const int space = ::open(("/run/netns/" + hub_space()).c_str(), O_RDONLY | O_CLOEXEC);
     if (space < 0 || ::setns(space, CLONE_NEWNET) != 0) return;
     ::close(space);
-    for (int host = 0; host < count_; ++host) {
-      const int fd = ::socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, htons(ETH_P_ALL));
-      const int yes = 1, buffer_bytes = 8 << 20;
-      // Packets come with the header that says what the sender left to hardware: checksums, cutting into
-      // frames.
-      ::setsockopt(fd, SOL_PACKET, PACKET_VNET_HDR, &yes, sizeof(yes));
-      ::setsockopt(fd, SOL_PACKET, PACKET_IGNORE_OUTGOING, &yes, sizeof(yes));
-      ::setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &buffer_bytes, sizeof(buffer_bytes));
-      sockaddr_ll link{};
-      link.sll_family = AF_PACKET;
-      link.sll_protocol = htons(ETH_P_ALL);
-      link.sll_ifindex = static_cast<int>(::if_nametoindex(port(host).c_str()));
-      ::bind(fd, reinterpret_cast<sockaddr*>(&link), sizeof(link));
-      ports_.push_back(fd);
-    }
-  }
-
-  void forward() {
-    std::deque<Packet> queue;  // in the order of coming, which is near enough to that of being due
-    std::vector<char> buffer(1 << 17);
-    while (!stop_) {
-      std::vector<pollfd> entries;
-      for (int fd : ports_) entries.push_back({fd, POLLIN, 0});
-      constexpr int kIdleMs = 20;
-      ::poll(entries.data(), entries.size(), queue.empty() ? kIdleMs : 1);
-      for (int from = 0; from < static_cast<int>(ports_.size()); ++from) {
-        ssize_t size;
-        while ((size = ::recv(ports_[static_cast<size_t>(from)], buffer.data(), buffer.size(), 0)) > 0) {
-          if (from == cut_off_) continue;
-          queue.push_back({Clock::now() + std::chrono::milliseconds(delay_ms_), from,
-                           std::string(buffer.data(), static_cast<size_t>(size))});
-        }
-      }
-      for (; !queue.empty() && queue.front().due <= Clock::now(); queue.pop_front()) {
-        for (int to = 0; to < static_cast<int>(ports_.size()); ++to) {
-          if (to == queue.front().from || to == cut_off_) continue;
-          const std::string& bytes = queue.front().bytes;
-          [[maybe_unused]] const ssize_t sent =
-              ::send(ports_[static_cast<size_t>(to)], bytes.data(), bytes.size(), 0);
-        }
-      }
+    try {
+      hub_.open(count_);
+      is_open_ = true;
+    } catch (const std::runtime_error&) {  // make() reports it
     }
   }
 
   const int count_;
   int id_ = 0;
-  std::atomic<bool> stop_{false};
-  std::atomic<int> delay_ms_{0}, cut_off_{-1};
-  std::vector<int> ports_;
-  std::thread hub_;
+  PacketHub hub_;
+  bool is_open_ = false;
+  std::thread forwarding_;
 };
 
 }  // namespace fsdp::testing
