@@ -46,7 +46,9 @@ constexpr double kMostFlops = 4e11;  ///< most operations of a product that is m
 constexpr double kMostFlopsOfGpu = 4e13;
 /// Number of rounds. The fastest counts, because other load on the machine only slows measurements down.
 constexpr int kRounds = 3;
-constexpr size_t kMostShapes = 40;  ///< most shapes of the config's products
+constexpr int64_t kMostReferenceTokens = 640;
+constexpr size_t kMostShapes = 40;             ///< most shapes of the config's products
+constexpr double kBytesOfNoCache = 256 << 20;  ///< tensors of so many bytes are in no cache of a CPU
 
 /// Measures the kernels on one device.
 class Bench {
@@ -121,13 +123,18 @@ class Bench {
         if (shape.flops() <= most / 4) found.push_back(shape);
       }
     }
-    std::vector<MetaProduct> own = shapes_of_config();
-    std::ranges::sort(own, [](const MetaProduct& a, const MetaProduct& b) { return a.flops() > b.flops(); });
-    for (const MetaProduct& shape : own) {
-      const bool is_measured = shape.kind != kernels::ProductKind::kFloat8 && shape.flops() <= most &&
-                               std::min({shape.m, shape.n, shape.k}) > 0;
-      if (is_measured && found.size() < kMostShapes) found.push_back(shape);
-    }
+    const auto add = [&](std::vector<MetaProduct> own, size_t most_shapes) {
+      std::ranges::sort(own,
+                        [](const MetaProduct& a, const MetaProduct& b) { return a.flops() > b.flops(); });
+      for (const MetaProduct& shape : own) {
+        const bool is_measured = shape.kind != kernels::ProductKind::kFloat8 && shape.flops() <= most &&
+                                 std::min({shape.m, shape.n, shape.k}) > 0;
+        if (is_measured && found.size() < most_shapes) found.push_back(shape);
+      }
+    };
+    // The scale would be wrong with rates between those of other shapes.
+    add(shapes_of(reference()), 2 * kMostShapes);
+    add(shapes_of(config_), found.size() + kMostShapes);
     const bool has_attention = std::ranges::any_of(
         found, [](const MetaProduct& shape) { return shape.kind == kernels::ProductKind::kAttention; });
     if (!has_attention) {
@@ -136,7 +143,8 @@ class Bench {
     return found;
   }
 
-  std::vector<MetaProduct> shapes_of_config() const {
+  /// The shapes of a step's products, each once.
+  std::vector<MetaProduct> shapes_of(const config::Config& config) const {
     std::vector<MetaProduct> found;
     std::set<std::tuple<int64_t, int64_t, int64_t, kernels::ProductKind>> seen;
     plan::StageEvents events;
@@ -145,16 +153,33 @@ class Bench {
       if (seen.emplace(shape.m, shape.n, shape.k, shape.kind).second) found.push_back(shape);
     };
     plan::MemoryTape tape;
-    plan::record_pass(config_,
+    plan::record_pass(config,
                       options_.device().is_cpu() ? plan::PassDevice::kCpu : plan::PassDevice::kOfConfig)
         .play(tape, events);
     return found;
   }
 
+  /// Mean seconds of a product. On a CPU, so many take turns that no cache keeps their tensors: in a step,
+  /// weights come from memory, and gradients of weights go there.
   double product_seconds(const MetaProduct& shape) const {
     const at::NoGradGuard no_grad;
+    struct Product {
+      at::Tensor a, b, result;
+    };
     const at::Tensor a = random({shape.m, shape.k}), b = random({shape.n, shape.k});
-    return seconds_of([&] { kernels::product(a, b, matmul_); }, 0.03);
+    std::vector<Product> products{{a, b, {}}};
+    if (options_.device().is_cpu()) {
+      const double bytes = static_cast<double>(a.nbytes() + b.nbytes()) +
+                           static_cast<double>(shape.m * shape.n) * static_cast<double>(a.element_size());
+      const auto count = static_cast<size_t>(std::clamp(kBytesOfNoCache / bytes, 1.0, 64.0));
+      while (products.size() < count) products.push_back({a.clone(), b.clone(), {}});
+    }
+    return seconds_of(
+               [&] {
+                 for (Product& each : products) each.result = kernels::product(each.a, each.b, matmul_);
+               },
+               0.03) /
+           static_cast<double>(products.size());
   }
 
   /// Seconds of one of the three attentions that a forward and a backward count as (model/kernels/meta.h).
@@ -187,13 +212,13 @@ class Bench {
   /// Bytes per second of norm, activation and sum with their backward, which have three results each way.
   /// Uses so many tensors that no cache keeps them from forward to backward, as in training.
   double elementwise_rate() const {
-    constexpr double kResults = 6, kBytes = 256 << 20;
+    constexpr double kResults = 6;
     const auto tensor = [&] { return random({rows(), width()}).requires_grad_(true); };
     const at::Tensor dy = random({rows(), width()}),
                      weight = at::ones({width()}, options_).requires_grad_(true);
     const double bytes = static_cast<double>(dy.nbytes());
     std::vector<std::array<at::Tensor, 3>> inputs(
-        static_cast<size_t>(std::clamp(kBytes / ((3 + kResults) * bytes), 1.0, 64.0)));
+        static_cast<size_t>(std::clamp(kBytesOfNoCache / ((3 + kResults) * bytes), 1.0, 64.0)));
     for (auto& [x, residual, gate] : inputs) x = tensor(), residual = tensor(), gate = tensor();
     const double seconds = seconds_of([&] {
       std::vector<at::Tensor> results;
@@ -277,9 +302,13 @@ class Bench {
     config.model.intermediate_size = 1376;
     config.model.num_hidden_layers = 4;
     config.model.num_attention_heads = config.model.num_key_value_heads = 8;
-    config.model.max_position_embeddings = 320;
-    config.data.sequence_length = 320;
-    config.data.micro_batch_size = 2;
+    // Products of few tokens depend more on memory, so as many are taken as the config has, up to a number that
+    // is enough for the others.
+    config.data.sequence_length = std::clamp<int64_t>(config_.data.sequence_length, 16, kMostReferenceTokens);
+    config.data.micro_batch_size =
+        std::clamp<int64_t>(config_.data.micro_batch_size, 1,
+                            std::max<int64_t>(1, kMostReferenceTokens / config.data.sequence_length));
+    config.model.max_position_embeddings = config.data.sequence_length;
     config.training.device =
         options_.device().is_cpu() ? config::DeviceChoice::kCpu : config::DeviceChoice::kCuda;
     config.training.matmul = config_.training.matmul;

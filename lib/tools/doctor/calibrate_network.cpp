@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "comm/api/memory_operations.h"
+#include "comm/codes/link_codes.h"
 #include "tools/doctor/calibrate.h"
 #include "tools/doctor/stopwatch.h"
 
@@ -101,6 +102,18 @@ double sum_rate(int ranks) {
   const at::Tensor sum = at::empty_like(parts.front());
   return ranks * static_cast<double>(sum.nbytes()) /
          steady_seconds([&] { comm::sum_in_rank_order(sum, parts); });
+}
+
+/// Measures the codes of quantized links. A sum rounds stochastically, which takes longer.
+void measure_codes(NetworkTable& network) {
+  const at::Tensor numbers = at::full({kMany}, 1, at::kFloat);
+  constexpr comm::LinkType kType = comm::LinkType::kInt8;
+  const at::Tensor codes =
+      at::empty({comm::link_bytes(kType, kMany, sizeof(float))}, numbers.options().dtype(at::kByte));
+  const auto bytes = static_cast<double>(numbers.nbytes());
+  network.encode_bytes_per_second =
+      bytes / steady_seconds([&] { comm::encode(kType, numbers, codes, {.seed = 1}); });
+  network.decode_bytes_per_second = bytes / steady_seconds([&] { comm::decode(kType, codes, numbers); });
 }
 
 double part_bytes(int64_t elements = kMany) { return 4 * static_cast<double>(elements); }
@@ -375,6 +388,7 @@ NetworkTable measure_network(Communicator& communicator, const RankPlaces& place
     network.slices = network.between;
   }
   network.core_seconds = core_seconds(communicator);
+  measure_codes(network);
   return network;
 }
 

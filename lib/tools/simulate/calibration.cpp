@@ -24,7 +24,8 @@ namespace fsdp::simulate {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Link, latency_seconds, ring_latency_seconds, latency_beside_compute,
                                    bytes_per_second, core_seconds_per_byte, speed_beside_compute)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NetworkTable, name, source, inside, between, slices, base_seconds,
-                                   core_seconds, copy_bytes_per_second, sum_bytes_per_second)
+                                   core_seconds, copy_bytes_per_second, sum_bytes_per_second,
+                                   encode_bytes_per_second, decode_bytes_per_second)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ProductRate, shape, flops_per_second)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ComputeTable, machine, source, dtype, threads, element_bytes, products,
                                    flops_per_second, memory_bytes_per_second, elementwise_bytes_per_second,

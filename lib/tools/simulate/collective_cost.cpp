@@ -50,10 +50,11 @@ Cost shared_memory(const CollectiveCall& call, const NetworkTable& network) {
       if (bytes <= kSmallBytes) return {meetings(network, 1, network.copy_seconds(ranks * bytes))};
       return {meetings(network, 2, network.copy_seconds(bytes))};
     case CollectiveKind::kReduceScatter:
-      return {meetings(network, 2, network.sum_seconds(ranks * call.memory_bytes()))};
+      if (call.is_coded()) return {meetings(network, 2, network.copy_seconds(ranks * bytes))};
+      return {meetings(network, 2, network.sum_seconds(ranks * bytes))};
     case CollectiveKind::kAllReduce:
-      if (bytes <= kSmallBytes)
-        return {meetings(network, 1, network.sum_seconds(ranks * call.memory_bytes()))};
+      if (bytes <= kSmallBytes) return {meetings(network, 1, network.sum_seconds(ranks * bytes))};
+      if (call.is_coded()) return {meetings(network, 4, network.copy_seconds(2 * bytes))};
       return {meetings(network, 3,
                        network.sum_seconds(bytes) + network.copy_seconds((ranks - 1) / ranks * bytes))};
     case CollectiveKind::kExchange:
@@ -73,7 +74,7 @@ Cost gloo(const CollectiveCall& call, const NetworkTable& network) {
     }
     case CollectiveKind::kReduceScatter:
       return {transfer(network, level, 1, (ranks - 1) * bytes),
-              {.core_seconds = network.sum_seconds(ranks * call.memory_bytes())}};
+              {.core_seconds = call.is_coded() ? 0 : network.sum_seconds(ranks * bytes)}};
     case CollectiveKind::kAllReduce: {  // segments are added up while the next are under way
       const double received = 2 * (ranks - 1) / ranks * bytes;
       const double steps = 2 * (ranks - 1), ring_latency = network.at(level).ring_latency_seconds;
@@ -96,7 +97,7 @@ Cost mpi(const CollectiveCall& call, const NetworkTable& network) {
       return {transfer(network, level, std::ceil(std::log2(ranks)), (ranks - 1) * bytes)};
     case CollectiveKind::kReduceScatter: {  // pieces are added up while the next are under way
       Stage stage = transfer(network, level, 1, (ranks - 1) * bytes);
-      stage.core_seconds += network.sum_seconds(ranks * call.memory_bytes());
+      if (!call.is_coded()) stage.core_seconds += network.sum_seconds(ranks * bytes);
       return {stage};
     }
     case CollectiveKind::kAllReduce: {
@@ -126,7 +127,7 @@ Cost hierarchical(const CollectiveCall& call, const NetworkTable& network) {
       Stage stage = transfer(network, level, 1, (hosts - 1) * bytes);
       add_meetings(stage, network, 2 * hosts);
       stage.core_seconds += network.sum_seconds(hosts * here * call.memory_bytes());
-      return {stage, {.core_seconds = network.sum_seconds(hosts * call.memory_bytes())}};
+      return {stage, {.core_seconds = call.is_coded() ? 0 : network.sum_seconds(hosts * bytes)}};
     }
     case CollectiveKind::kAllReduce: {
       if (bytes <= kSmallBytes / 2) {  // whole tensors, in one exchange
@@ -169,7 +170,7 @@ Cost nccl(const CollectiveCall& call, const NetworkTable& network) {
       here == 1 ? 0 : (call.kind == CollectiveKind::kExchange ? call.bytes : times * (ranks - 1) * payload);
   double between_bytes = 0;
   // Coded parts go from each rank to each other rank.
-  const bool is_direct = call.uncoded_bytes > 0 && call.kind != CollectiveKind::kAllGather;
+  const bool is_direct = call.is_coded() && call.kind != CollectiveKind::kAllGather;
   if (hosts > 1) {
     between_bytes = call.kind == CollectiveKind::kExchange
                         ? call.bytes
@@ -204,25 +205,54 @@ Cost nccl(const CollectiveCall& call, const NetworkTable& network) {
 
 using CostFunction = Cost(const CollectiveCall&, const NetworkTable&);
 
-template <CostFunction* cost>
-Cost on_cores(const CollectiveCall& call, const NetworkTable& network) {
-  Cost stages = cost(call, network);
-  if (call.uncoded_bytes > 0 && !stages.empty()) {  // to encode and decode takes about as long as to copy
-    const double times = call.kind == CollectiveKind::kAllReduce ? 2 : call.group.ranks;
-    stages.back().core_seconds += network.copy_seconds(times * call.uncoded_bytes);
-  }
-  if (!stages.empty()) {
-    stages.front().delay_seconds += network.base_seconds;
-    stages.front().core_seconds += network.core_seconds;
-  }
-  return stages;
-}
-
 /// Cost of a hierarchy over `network_cost`; in a group of one host, or of one rank per host, there is none.
 template <CostFunction* network_cost>
 Cost by_hosts(const CollectiveCall& call, const NetworkTable& network) {
   if (call.group.hosts() == 1) return shared_memory(call, network);
   return (call.group.ranks_of_host == 1 ? network_cost : hierarchical)(call, network);
+}
+
+/// Adds the time of the codes, before the first transfer and after the last, as in
+/// comm/api/coded_collectives.cpp. `senders`: number of those whose sums are coded for each part.
+void add_codes(Cost& stages, const CollectiveCall& call, double senders, const NetworkTable& network) {
+  constexpr double kCopiesOfSum = 2;  // of the own part into the sum, and of the sum into the output
+  const double ranks = call.group.ranks;
+  const auto sums = [&](double part) {
+    return network.decode_seconds((senders - 1) * part) + network.copy_seconds(kCopiesOfSum * part);
+  };
+  double before = 0, after = 0;
+  switch (call.kind) {
+    case CollectiveKind::kAllGather:
+      before = network.encode_seconds(call.uncoded_bytes);
+      after = network.decode_seconds(ranks * call.uncoded_bytes);
+      break;
+    case CollectiveKind::kReduceScatter:
+      before = network.encode_seconds((senders - 1) * call.uncoded_bytes);
+      after = sums(call.uncoded_bytes);
+      break;
+    case CollectiveKind::kAllReduce:
+      before = network.encode_seconds(call.uncoded_bytes * (senders - 1) / ranks);
+      after = sums(call.uncoded_bytes / ranks) + network.encode_seconds(call.uncoded_bytes / ranks) +
+              network.decode_seconds(call.uncoded_bytes);
+      break;
+    case CollectiveKind::kExchange:
+      return;
+  }
+  stages.insert(stages.begin(), {.core_seconds = before});
+  stages.push_back({.core_seconds = after});
+}
+
+template <CostFunction* cost>
+Cost on_cores(const CollectiveCall& call, const NetworkTable& network) {
+  Cost stages = cost(call, network);
+  if (stages.empty()) return stages;
+  if (call.is_coded()) {
+    const bool is_by_hosts = (cost == by_hosts<gloo> || cost == by_hosts<mpi>)&&call.group.hosts() > 1;
+    add_codes(stages, call, is_by_hosts ? call.group.hosts() : call.group.ranks, network);
+  }
+  stages.front().delay_seconds += network.base_seconds;
+  stages.front().core_seconds += network.core_seconds;
+  return stages;
 }
 
 struct BackendCost {

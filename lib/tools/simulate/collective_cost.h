@@ -53,7 +53,8 @@ struct CollectiveCall {
   /// The payload in memory, if it is coded on its links; else 0.
   double uncoded_bytes = 0;
 
-  double memory_bytes() const { return uncoded_bytes > 0 ? uncoded_bytes : bytes; }
+  bool is_coded() const { return uncoded_bytes > 0; }
+  double memory_bytes() const { return is_coded() ? uncoded_bytes : bytes; }
 };
 
 /// Requires: `backend` is not kAuto.

@@ -51,12 +51,16 @@ struct NetworkTable {
   double core_seconds = 0;  ///< time that each collective takes from the compute beside it, at any size
   double copy_bytes_per_second = 0;
   double sum_bytes_per_second = 0;  ///< rate of adding up tensors
+  /// Rates of the codes of quantized links, by the bytes of fp32 numbers.
+  double encode_bytes_per_second = 0, decode_bytes_per_second = 0;
   /// Rate of copies between a device and the memory of its host; 0: they take no time.
   double host_bytes_per_second = 0;
 
   const Link& at(Level level) const;
   double copy_seconds(double bytes) const { return seconds_at_rate(bytes, copy_bytes_per_second); }
   double sum_seconds(double bytes) const { return seconds_at_rate(bytes, sum_bytes_per_second); }
+  double encode_seconds(double bytes) const { return seconds_at_rate(bytes, encode_bytes_per_second); }
+  double decode_seconds(double bytes) const { return seconds_at_rate(bytes, decode_bytes_per_second); }
 };
 
 /// A network of hosts in which each GPU has one port, or each host.

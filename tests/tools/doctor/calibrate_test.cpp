@@ -26,6 +26,8 @@ TEST(Calibrate, MeasuresTheLinksOfAllRanksAtOnce) {
   for (const simulate::NetworkTable& network : networks) {
     EXPECT_GT(network.inside.bytes_per_second, 1e6);
     EXPECT_GT(network.sum_bytes_per_second, 1e6);
+    EXPECT_GT(network.encode_bytes_per_second, 1e6);
+    EXPECT_GT(network.decode_bytes_per_second, network.encode_bytes_per_second);
     EXPECT_EQ(network.between.bytes_per_second, 0) << "there is one host";
   }
 }
