@@ -6,7 +6,8 @@ fsdp-plan --simulate has predicted before (unless --measured-only), and the byte
 
 Each argument behind -- is a text of overrides; the first is what the others are compared with, '' the config as it is, and 'alone' a run on
 each host without the other, both at the same time. Hosts are network namespaces, whose links send so many bits a second (and, with a delay,
-pass them on later). With training.local_steps, a run needs as many steps at least, which training.steps in its setting may say. Needs root and iproute2 with tc.
+pass them on later). With training.local_steps, a run needs a multiple of them and one more, which training.steps in its setting may say:
+its last step, which exchanges what is left, does not count. Needs root and iproute2 with tc.
 """
 import argparse
 import ctypes
@@ -151,7 +152,9 @@ class LinkBench(Bench):
     def step_seconds(self, folder):
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         steps = [json.loads(line) for line in lines if "step_seconds" in line]
-        return statistics.mean(line["step_seconds"] for line in steps if line["step"] > self.warm_up)
+        # The last step of a run with local steps exchanges what is left, which a longer run does as seldom.
+        last = steps[-1]["step"] if any("exchange_seconds" in line for line in steps) else steps[-1]["step"] + 1
+        return statistics.mean(line["step_seconds"] for line in steps if self.warm_up < line["step"] < last)
 
     def predicted_plan(self, links, overrides):
         world = HOSTS * self.ranks
@@ -173,6 +176,7 @@ class LinkBench(Bench):
         shutil.rmtree(self.folder / "run", ignore_errors=True)
         self.launch(links, HOSTS * self.ranks, [self.config({}), *overrides.split()])
         steps = next((int(word.partition("=")[2]) for word in overrides.split() if word.startswith("training.steps=")), self.steps)
+        steps -= "training.local_steps=" in overrides
         return self.step_seconds(self.folder / "run"), self.received.bytes_of_step(self.warm_up, steps)
 
 
