@@ -71,7 +71,8 @@ class PacketHub {
     const int fd = ::socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, htons(ETH_P_ALL));
     if (fd < 0) throw std::runtime_error(std::string("no packet socket: ") + std::strerror(errno));
     const int yes = 1, buffer_bytes = 8 << 20;
-    // Packets come with the header that says what the sender left to hardware: checksums, cutting into frames.
+    // Packets come with the header that says what the sender left to hardware: checksums, cutting into
+    // frames.
     ::setsockopt(fd, SOL_PACKET, PACKET_VNET_HDR, &yes, sizeof(yes));
     ::setsockopt(fd, SOL_PACKET, PACKET_IGNORE_OUTGOING, &yes, sizeof(yes));
     ::setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &buffer_bytes, sizeof(buffer_bytes));

@@ -38,8 +38,8 @@ class Trainer {
   /// it failed (Error(kIo) when the disk is full).
   RunSummary run();
 
-  /// Copies the state to RunHooks::membership, which must be set. Requires: called after run(), also after one
-  /// that threw because a peer is lost. Not collective.
+  /// Copies the state to RunHooks::membership, which must be set. Requires: called after run(), also after
+  /// one that threw because a peer is lost. Not collective.
   void keep_state() { continuation_->keep(); }
 
  private:

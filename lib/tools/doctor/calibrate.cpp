@@ -302,8 +302,8 @@ class Bench {
     config.model.intermediate_size = 1376;
     config.model.num_hidden_layers = 4;
     config.model.num_attention_heads = config.model.num_key_value_heads = 8;
-    // Products of few tokens depend more on memory, so as many are taken as the config has, up to a number that
-    // is enough for the others.
+    // Products of few tokens depend more on memory, so as many are taken as the config has, up to a number
+    // that is enough for the others.
     config.data.sequence_length = std::clamp<int64_t>(config_.data.sequence_length, 16, kMostReferenceTokens);
     config.data.micro_batch_size =
         std::clamp<int64_t>(config_.data.micro_batch_size, 1,

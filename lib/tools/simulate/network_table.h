@@ -25,9 +25,8 @@ struct Link {
   /// Latency of one step of an all-reduce's ring, whose receivers are ready before it begins; 0:
   /// latency_seconds.
   double ring_latency_seconds = 0;
-  double latency_beside_compute =
-      /// Further latency while the rank's cores compute, because its threads wait for a core.
-      0;
+  /// Further latency while the rank's cores compute, because its threads wait for a core.
+  double latency_beside_compute = 0;
   /// Rate at which the rank receives while it sends as much; 0: there is no such link.
   double bytes_per_second = 0;
   double core_seconds_per_byte = 0;  ///< time of one of the rank's cores to receive and send a byte
