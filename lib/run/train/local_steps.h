@@ -57,7 +57,7 @@ class LocalSteps final : public StepObserver {
   double loss_sum_ = 0, losses_ = 0, tokens_ = 0;  ///< of this replica, since the last meeting
 };
 
-/// What the record of a state in memory has of the outer optimizer.
+/// The outer optimizer's part of the record of a state in memory.
 nlohmann::json exchange_record(const optim::OuterOptimizer& outer);
 /// Sets the outer optimizer, whose state was taken from memory, to where its record says. A replica that has
 /// just joined takes part in an exchange that is due now without a contribution.
