@@ -104,7 +104,8 @@ double sum_rate(int ranks) {
          steady_seconds([&] { comm::sum_in_rank_order(sum, parts); });
 }
 
-/// Measures the codes of quantized links. A sum rounds stochastically, which takes longer.
+/// Measures the codes of quantized links, with the stochastic rounding of sums, which takes longer than that
+/// of gathers.
 void measure_codes(NetworkTable& network) {
   const at::Tensor numbers = at::full({kMany}, 1, at::kFloat);
   constexpr comm::LinkType kType = comm::LinkType::kInt8;

@@ -247,7 +247,7 @@ Cost on_cores(const CollectiveCall& call, const NetworkTable& network) {
   Cost stages = cost(call, network);
   if (stages.empty()) return stages;
   if (call.is_coded()) {
-    const bool is_by_hosts = (cost == by_hosts<gloo> || cost == by_hosts<mpi>)&&call.group.hosts() > 1;
+    const bool is_by_hosts = call.group.hosts() > 1 && (cost == by_hosts<gloo> || cost == by_hosts<mpi>);
     add_codes(stages, call, is_by_hosts ? call.group.hosts() : call.group.ranks, network);
   }
   stages.front().delay_seconds += network.base_seconds;
