@@ -13,10 +13,12 @@
 #include <exception>
 #include <future>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "base/util/error.h"
+#include "base/util/time_slices.h"
 
 namespace fsdp::util {
 
@@ -49,8 +51,11 @@ class ThreadEvent final : public Event::Completion {
 class ThreadQueue final : public Stream::TaskQueue {
  public:
   explicit ThreadQueue(const StreamOptions& options)
-      : patience_(options.patience), thread_([shared = shared_, name = options.name.substr(0, 15)] {
+      : patience_(options.patience),
+        thread_([shared = shared_, name = options.name.substr(0, 15), is_short = options.short_time_slices] {
           pthread_setname_np(pthread_self(), name.c_str());
+          std::optional<ShortTimeSlices> slices;
+          if (is_short) slices.emplace();
           serve(*shared);
         }) {}
 

@@ -44,6 +44,8 @@ class Event {
 struct StreamOptions {
   std::string name = "fsdp stream";  ///< name of the thread, cut to 15 characters
   c10::Device device = c10::kCPU;
+  /// Whether the thread is to begin its tasks at once while others compute (base/util/time_slices.h).
+  bool short_time_slices = false;
   /// How long the destructor waits for the running task (CPU).
   std::chrono::milliseconds patience{2000};
 };

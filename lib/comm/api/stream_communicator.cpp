@@ -202,7 +202,7 @@ class QueuedCommunicator final : public ForwardingCommunicator {
   QueuedCommunicator(std::shared_ptr<Communicator> inner, const std::string& thread_name, Seconds waited)
       : ForwardingCommunicator(std::move(inner)),
         waited_(std::move(waited)),
-        stream_({.name = thread_name}) {}
+        stream_({.name = thread_name, .short_time_slices = true}) {}
 
   std::optional<double> waited_seconds() const override { return waited_->load(); }
 

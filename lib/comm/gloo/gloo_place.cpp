@@ -20,6 +20,7 @@
 #include "base/util/error.h"
 #include "base/util/limits.h"
 #include "base/util/text.h"
+#include "base/util/time_slices.h"
 #include "comm/api/call_within.h"
 
 namespace fsdp::comm {
@@ -176,6 +177,7 @@ void check_transport(const std::string& address) {
 c10::intrusive_ptr<c10d::ProcessGroupGloo> connect_members(const GlooPlace& place, const std::string& prefix,
                                                            int rank, int size) {
   configure_c10d();
+  const util::ShortTimeSlices of_threads_of_gloo;
   auto options = c10d::ProcessGroupGloo::Options::create(place.timeout);
   options->devices.push_back(make_device(place.address));
   auto store = c10::make_intrusive<c10d::PrefixStore>(prefix, place.store);
