@@ -19,7 +19,17 @@ int transfer_tag(uint64_t seed, const at::Tensor& tensor) {
 
 void Exchange::swap_with_all(int rank, int size, int tag, const std::function<at::Tensor(int)>& from,
                              const std::function<at::Tensor(int)>& to) {
-  std::vector<Transfer> transfers;
+  swap_pieces(rank, size, tag,
+              {.count = 1,
+               .from = [&from](int other, int64_t) { return from(other); },
+               .to = [&to](int other, int64_t) { return to(other); },
+               .meanwhile = [] {},
+               .arrived = [](int64_t) {}});
+}
+
+void Exchange::swap_pieces(int rank, int size, int tag, const Pieces& pieces) {
+  std::vector<std::vector<Transfer>> received(static_cast<size_t>(pieces.count));
+  std::vector<Transfer> sent;
   std::exception_ptr lost;
   // If a peer is lost, all ranks fail. The others still get their tensors, and notice the loss themselves.
   const auto attempt = [&lost](const auto& body) {
@@ -30,17 +40,27 @@ void Exchange::swap_with_all(int rank, int size, int tag, const std::function<at
       if (!lost) lost = std::current_exception();
     }
   };
-  for (int i = 1; i < size; ++i) {
-    const int other = (rank - i + size) % size;
-    const at::Tensor theirs = from(other);
-    if (theirs.numel() > 0) attempt([&] { transfers.push_back(receive(other, tag, theirs)); });
+  for (int64_t piece = 0; piece < pieces.count; ++piece) {
+    for (int i = 1; i < size; ++i) {
+      const int other = (rank - i + size) % size;
+      const at::Tensor theirs = pieces.from(other, piece);
+      if (theirs.numel() == 0) continue;
+      attempt([&] { received[static_cast<size_t>(piece)].push_back(receive(other, tag, theirs)); });
+    }
   }
-  for (int i = 1; i < size; ++i) {
-    const int other = (rank + i) % size;
-    const at::Tensor ours = to(other);
-    if (ours.numel() > 0) attempt([&] { transfers.push_back(send(other, tag, ours)); });
+  for (int64_t piece = 0; piece < pieces.count; ++piece) {
+    for (int i = 1; i < size; ++i) {
+      const int other = (rank + i) % size;
+      const at::Tensor ours = pieces.to(other, piece);
+      if (ours.numel() > 0) attempt([&] { sent.push_back(send(other, tag, ours)); });
+    }
   }
-  for (const Transfer& transfer : transfers) attempt([&] { wait(transfer); });
+  if (!lost) pieces.meanwhile();
+  for (int64_t piece = 0; piece < pieces.count; ++piece) {
+    for (const Transfer& transfer : received[static_cast<size_t>(piece)]) attempt([&] { wait(transfer); });
+    if (!lost) pieces.arrived(piece);
+  }
+  for (const Transfer& transfer : sent) attempt([&] { wait(transfer); });
   if (lost) std::rethrow_exception(lost);
 }
 

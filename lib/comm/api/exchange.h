@@ -39,6 +39,17 @@ class Exchange {
   /// this rank, and all name the same lost rank.
   void swap_with_all(int rank, int size, int tag, const std::function<at::Tensor(int)>& from,
                      const std::function<at::Tensor(int)>& to);
+
+  /// swap_with_all() of parts that consist of pieces, all of them with the same number of pieces.
+  struct Pieces {
+    int64_t count;
+    std::function<at::Tensor(int other, int64_t piece)> from;  ///< called for all pieces first
+    std::function<at::Tensor(int other, int64_t piece)> to;    ///< called when the piece can be sent
+    std::function<void()> meanwhile;                           ///< called once all pieces are under way
+    std::function<void(int64_t piece)> arrived;                ///< this piece is there from all others
+  };
+  /// If a peer is lost, pieces that are not there from all others are not given to `arrived`.
+  void swap_pieces(int rank, int size, int tag, const Pieces& pieces);
 };
 
 }  // namespace fsdp::comm

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/util/error.h"
-#include "comm/api/coding.h"
+#include "comm/api/coded_exchange.h"
 #include "comm/api/memory_operations.h"
 #include "comm/gloo/gloo_exchange.h"
 #include "comm/shm/shm_communicator.h"
@@ -35,6 +35,7 @@ enum class CrossOp : uint64_t {
   kMax,
   kBroadcast,
   kShift,
+  kCodedAllGather,
   kCodedReduceScatter
 };
 
@@ -79,6 +80,7 @@ class HierarchicalCommunicator final : public Communicator {
       } else {
         cross_ = std::make_unique<GlooExchange>(connections_.gloo, cross_key, host_, hosts());
       }
+      coded_ = std::make_unique<CodedExchange>(*cross_, host_, hosts());
     } catch (const std::exception& error) {
       give_up("connecting", error);
     }
@@ -146,37 +148,51 @@ class HierarchicalCommunicator final : public Communicator {
     });
   }
 
+  /// Codes go over the network in pieces, and from there to the ranks of this host as a whole: pieces would
+  /// make these ranks wait for each other more often.
+  WorkPtr coded_all_gather(const at::Tensor& output, const at::Tensor& input, const CodingPtr& coding,
+                           const CallSite& site) override {
+    check_whole(output, input);
+    return run("all_gather", site, [&] {
+      const CodedPieces pieces(coding->type, input.numel());
+      const at::Tensor codes = scratch(0, world_size() * coding->bytes(input.numel()), at::kByte);
+      const auto take = [&](int host, int64_t last_piece) {
+        if (last_piece + 1 < pieces.count()) return;
+        gather_inside(codes, host, site);
+        for (int place = 0; place < per_host(); ++place) {
+          for (int64_t piece = 0; piece < pieces.count(); ++piece) {
+            decode(coding->type, pieces.of_bytes(part(codes, host, place), piece),
+                   pieces.of_values(part(output, host, place), piece));
+          }
+        }
+      };
+      coded_->all_gather(
+          {.tag = tag_of(CrossOp::kCodedAllGather, input),
+           .input = input,
+           .coding = coding,
+           .place = [&](int host,
+                        int64_t piece) { return pieces.of_bytes(part(codes, host, place_), piece); },
+           .take = take});
+    });
+  }
+
   /// Ranks of a host add exactly; only what goes over the network is coded.
   WorkPtr coded_reduce_scatter(const at::Tensor& output, const at::Tensor& input, const CodingPtr& coding,
                                const FinishSums& finish, const CallSite& site) override {
     check_whole(input, output);
     return run("reduce_scatter", site, [&] {
-      const int64_t numel = output.numel(), bytes = coding->bytes(numel);
-      at::Tensor sent_bytes = scratch(0, hosts() * bytes, at::kByte);
-      at::Tensor received_bytes = scratch(1, hosts() * bytes, at::kByte);
-      at::Tensor partial = scratch(2, numel, type_between(input, ReduceOp::kSum));
-      const auto of_host = [bytes](const at::Tensor& all, int host) {
-        return all.narrow(0, host * bytes, bytes);
+      const int64_t numel = output.numel();
+      const at::Tensor sums = scratch(0, hosts() * numel, type_between(input, ReduceOp::kSum));
+      const auto sum_for = [&](int host) {
+        const at::Tensor sum = sums.narrow(0, host * numel, numel);
+        reduce_inside(sum, input, host, site);
+        return sum;
       };
-      const int tag = tag_of(CrossOp::kCodedReduceScatter, of_host(sent_bytes, host_));
-      Transfers received, sent;
-      for (int i = 1; i < hosts(); ++i) {
-        received.push_back(cross_->receive(before(i), tag, of_host(received_bytes, before(i))));
-      }
-      for (int i = 1; i < hosts(); ++i) {
-        reduce_inside(partial, input, after(i), site);
-        const at::Tensor coded = of_host(sent_bytes, after(i));
-        encode(coding->type, partial, coded, coding->of_sum(after(i), numel, at::kCPU));
-        sent.push_back(cross_->send(after(i), tag, coded));
-      }
-      reduce_inside(partial, input, host_, site);
-      wait_for(received);
-      CodedSum sum(output, coding);
-      for (int host = 0; host < hosts(); ++host) {
-        host == host_ ? sum.add(partial) : sum.add_coded(of_host(received_bytes, host));
-      }
-      sum.finish(finish);
-      wait_for(sent);
+      coded_->reduce_scatter({.tag = tag_of(CrossOp::kCodedReduceScatter, output),
+                              .output = output,
+                              .coding = coding,
+                              .finish = finish,
+                              .part = sum_for});
     });
   }
   int coded_parts() const override { return hosts(); }
@@ -457,9 +473,10 @@ class HierarchicalCommunicator final : public Communicator {
   /// Largest distance, in places, of a shift's receiver from its sender; 1 if a host's ranks are consecutive.
   int places_shifted_ = 0;
   std::shared_ptr<ShmGroup> shm_;
-  std::unique_ptr<Communicator> local_;  ///< over shm_: the ranks of this host
-  std::unique_ptr<Exchange> cross_;      ///< the counterparts, numbered as the hosts
-  std::array<at::Tensor, 3> scratch_;
+  std::unique_ptr<Communicator> local_;   ///< over shm_: the ranks of this host
+  std::unique_ptr<Exchange> cross_;       ///< the counterparts, numbered as the hosts
+  std::unique_ptr<CodedExchange> coded_;  ///< over cross_
+  std::array<at::Tensor, 2> scratch_;
   at::Tensor shared_scratch_;
   std::exception_ptr failure_;  ///< the first
 };

@@ -30,11 +30,12 @@ at::Tensor numbers(int64_t count, const at::Tensor& like) {
 }
 
 /// Random numbers from 0 to 1 for `values` [blocks, 256].
-at::Tensor random_of(const at::Tensor& values, uint32_t seed) {
+at::Tensor random_of(const at::Tensor& values, uint32_t seed, int64_t first_block) {
   const at::Tensor bits = values.view(at::kInt).to(at::kLong).bitwise_and(kMask);
   const at::Tensor factors = mixed_composed(numbers(kCodeBlock, values).add(1)).bitwise_or(1);
   const at::Tensor hash = bits.mul(factors).bitwise_and(kMask).sum(1).bitwise_and(kMask);
-  const at::Tensor places = numbers(values.size(0), values).mul(int64_t{kGolden}).add(int64_t{seed});
+  const at::Tensor blocks = numbers(values.size(0), values).add(first_block);
+  const at::Tensor places = blocks.mul(int64_t{kGolden}).add(int64_t{seed});
   const at::Tensor key = mixed_composed(hash.bitwise_xor(mixed_composed(places.bitwise_and(kMask))));
   const at::Tensor steps = numbers(kCodeBlock, values).mul(int64_t{kGolden});
   const at::Tensor random = mixed_composed(key.unsqueeze(1).add(steps).bitwise_and(kMask));
@@ -64,7 +65,8 @@ void encode_composed(LinkType type, const at::Tensor& given, const at::Tensor& b
   scale = at::where(is_coded, scale, at::where(is_finite, zero, at::full_like(scale, int64_t{kNanBits})))
               .view(at::kFloat);
   at::Tensor codes = values.div(at::where(is_coded, scale, at::full_like(scale, 1)));
-  codes = rounding.seed ? codes.add(random_of(values, *rounding.seed)).floor() : codes.round();
+  codes = rounding.seed ? codes.add(random_of(values, *rounding.seed, rounding.first_block)).floor()
+                        : codes.round();
   codes = at::where(is_coded, codes.clamp(-levels, levels), at::zeros_like(codes));
   // By bits: a conversion to bfloat16 may give a NaN other bits.
   const at::Tensor scale_bits = scale.view(at::kInt).bitwise_right_shift(16).to(at::kShort);

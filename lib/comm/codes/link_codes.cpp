@@ -101,6 +101,7 @@ struct Encoding {
   CodedPart part;
   uint32_t seed;
   float* error;  ///< may be null
+  int64_t first_block;
 };
 
 template <typename T, bool kStochastic>
@@ -117,10 +118,11 @@ FSDP_INLINE void encode_all(const Encoding<T>& given) {
     if (given.error != nullptr) {
       for (int64_t i = 0; i < length; ++i) values[i] += given.error[begin + i];
     }
-    const auto block = static_cast<uint32_t>(begin / kCodeBlock);
-    const uint16_t scale = encode_block<kStochastic>(values, levels, given.seed, block, factors.of, codes,
-                                                     given.error != nullptr ? error : nullptr);
-    std::memcpy(given.part.scales + 2 * static_cast<int64_t>(block), &scale, sizeof(scale));
+    const int64_t block = begin / kCodeBlock;
+    const uint16_t scale = encode_block<kStochastic>(
+        values, levels, given.seed, static_cast<uint32_t>(given.first_block + block), factors.of, codes,
+        given.error != nullptr ? error : nullptr);
+    std::memcpy(given.part.scales + 2 * block, &scale, sizeof(scale));
     if (given.error != nullptr) {
       std::memcpy(given.error + begin, error, static_cast<size_t>(length) * sizeof(float));
     }
@@ -245,7 +247,8 @@ void encode(LinkType type, const at::Tensor& values, const at::Tensor& bytes, co
                             .numel = values.numel(),
                             .part = CodedPart(to, values.numel()),
                             .seed = rounding.seed.value_or(0),
-                            .error = rounding.error.defined() ? rounding.error.data_ptr<float>() : nullptr};
+                            .error = rounding.error.defined() ? rounding.error.data_ptr<float>() : nullptr,
+                            .first_block = rounding.first_block};
     rounding.seed ? run_encode<T, true>(given) : run_encode<T, false>(given);
   });
 }

@@ -30,6 +30,9 @@ struct CodeRounding {
   /// Error feedback, [n] fp32 on the device of the values; may be undefined. Added to the values before they
   /// are encoded, and replaced by what the code then lacks. 0 for blocks that are not finite.
   at::Tensor error = {};
+  /// Number of the first block: of a piece of a part, the number within the part, so that the code does not
+  /// depend on the pieces.
+  int64_t first_block = 0;
 };
 
 /// Encodes values [n], contiguous and of a floating-point type, as bytes [link_bytes(n)], uint8.

@@ -11,6 +11,7 @@
 
 #include "base/util/error.h"
 #include "base/util/limits.h"
+#include "comm/api/coded_exchange.h"
 #include "comm/api/connect.h"
 #include "comm/api/memory_operations.h"
 #include "comm/gloo/gloo_exchange.h"
@@ -19,7 +20,7 @@ namespace fsdp::comm {
 namespace {
 
 /// Seeds of tags; the collectives of c10d have tags of their own.
-constexpr uint64_t kShiftTag = 0, kAllGatherTag = 1, kReduceScatterTag = 2, kAllToAllTag = 3;
+enum Tag : uint64_t { kShiftTag, kAllGatherTag, kReduceScatterTag, kCodedGatherTag, kCodedReduceTag };
 
 /// A view that does not own the memory: a thread of gloo keeps its tensors for some time after wait() has
 /// returned, and would otherwise keep memory that has been freed by then.
@@ -46,6 +47,7 @@ class GlooCommunicator final : public Communicator {
   void connect() {
     process_group_ = connect_gloo(place_, keys_.of_group(), rank(), world_size());
     exchange_ = std::make_unique<GlooExchange>(process_group_, place_.is_broken_off);
+    coded_ = std::make_unique<CodedExchange>(*exchange_, rank(), world_size());
   }
 
   [[noreturn]] void fail(const std::string& description, const std::string& cause) {
@@ -134,13 +136,38 @@ class GlooCommunicator final : public Communicator {
     });
   }
 
-  WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input, const CallSite& site) override {
-    const int64_t numel = input.numel() / world_size();
-    return transfer("all_to_all", site, [&] {
-      exchange_->swap_with_all(
-          rank(), world_size(), transfer_tag(kAllToAllTag, input),
-          [&](int other) { return output.narrow(0, other * numel, numel); },
-          [&](int other) { return input.narrow(0, other * numel, numel); });
+  WorkPtr coded_all_gather(const at::Tensor& output, const at::Tensor& input, const CodingPtr& coding,
+                           const CallSite& site) override {
+    check_whole(output, input);
+    const int64_t numel = input.numel(), bytes = coding->bytes(numel);
+    const CodedPieces pieces(coding->type, numel);
+    const at::Tensor codes = scratch(codes_, world_size() * bytes, at::kByte);
+    const auto code = [&](int member, int64_t piece) {
+      return pieces.of_bytes(codes.narrow(0, member * bytes, bytes), piece);
+    };
+    return transfer("all_gather", site, [&] {
+      coded_->all_gather({.tag = transfer_tag(kCodedGatherTag, input),
+                          .input = input,
+                          .coding = coding,
+                          .place = code,
+                          .take = [&](int member, int64_t piece) {
+                            const at::Tensor part = output.view({-1}).narrow(0, member * numel, numel);
+                            decode(coding->type, code(member, piece), pieces.of_values(part, piece));
+                          }});
+    });
+  }
+
+  WorkPtr coded_reduce_scatter(const at::Tensor& output, const at::Tensor& input, const CodingPtr& coding,
+                               const FinishSums& finish, const CallSite& site) override {
+    check_whole(input, output);
+    const int64_t numel = output.numel();
+    return transfer("reduce_scatter", site, [&] {
+      coded_->reduce_scatter(
+          {.tag = transfer_tag(kCodedReduceTag, output),
+           .output = output,
+           .coding = coding,
+           .finish = finish,
+           .part = [&](int member) { return input.view({-1}).narrow(0, member * numel, numel); }});
     });
   }
 
@@ -206,8 +233,9 @@ class GlooCommunicator final : public Communicator {
   SubgroupKeys keys_;  ///< prefixes in the store
   c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group_;
   std::unique_ptr<GlooExchange> exchange_;  ///< over the same connections
+  std::unique_ptr<CodedExchange> coded_;    ///< over exchange_
   bool failed_ = false;
-  at::Tensor received_;
+  at::Tensor received_, codes_;  ///< scratch
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/util/error.h"
+#include "comm/options/link_type.h"
 
 namespace fsdp::simulate {
 namespace {
@@ -212,32 +213,49 @@ Cost by_hosts(const CollectiveCall& call, const NetworkTable& network) {
   return (call.group.ranks_of_host == 1 ? network_cost : hierarchical)(call, network);
 }
 
-/// Adds the time of the codes, before the first transfer and after the last, as in
-/// comm/api/coded_collectives.cpp. `senders`: number of those whose sums are coded for each part.
-void add_codes(Cost& stages, const CollectiveCall& call, double senders, const NetworkTable& network) {
+constexpr double kPieceBytes = comm::kCodedPiece * sizeof(float);
+
+/// The ranks that code, and what they code at once.
+struct CodingRanks {
+  double senders;      ///< number of those whose sums are coded for each part
+  double whole;        ///< number of those whose parts are decoded as a whole, not in pieces
+  double piece_bytes;  ///< bytes in memory of a piece of a part
+};
+
+/// Adds the time of the codes, as in comm/api/coded_exchange.cpp: that of a first piece is before the
+/// transfers, that of a last one after them, and the rest beside them.
+void add_codes(Cost& stages, const CollectiveCall& call, const CodingRanks& coding,
+               const NetworkTable& network) {
   constexpr double kCopiesOfSum = 2;  // of the own part into the sum, and of the sum into the output
-  const double ranks = call.group.ranks;
-  const auto sums = [&](double part) {
-    return network.decode_seconds((senders - 1) * part) + network.copy_seconds(kCopiesOfSum * part);
+  const double ranks = call.group.ranks, senders = coding.senders;
+  const double part = call.uncoded_bytes / (call.kind == CollectiveKind::kAllReduce ? ranks : 1);
+  const double piece = std::min(part, coding.piece_bytes);
+  const auto sums = [&](double bytes) {
+    return network.decode_seconds((senders - 1) * bytes) + network.copy_seconds(kCopiesOfSum * bytes);
   };
-  double before = 0, after = 0;
+  double before = 0, after = 0, all = 0;
   switch (call.kind) {
     case CollectiveKind::kAllGather:
-      before = network.encode_seconds(call.uncoded_bytes);
-      after = network.decode_seconds(ranks * call.uncoded_bytes);
+      before = network.encode_seconds(piece);
+      after = network.decode_seconds(coding.whole > 0 ? coding.whole * part : (ranks - 1) * piece);
+      all = network.encode_seconds(part) + network.decode_seconds(ranks * part);
       break;
     case CollectiveKind::kReduceScatter:
-      before = network.encode_seconds((senders - 1) * call.uncoded_bytes);
-      after = sums(call.uncoded_bytes);
+      before = network.encode_seconds((senders - 1) * piece);
+      after = sums(piece);
+      all = network.encode_seconds((senders - 1) * part) + sums(part);
       break;
     case CollectiveKind::kAllReduce:
-      before = network.encode_seconds(call.uncoded_bytes * (senders - 1) / ranks);
-      after = sums(call.uncoded_bytes / ranks) + network.encode_seconds(call.uncoded_bytes / ranks) +
-              network.decode_seconds(call.uncoded_bytes);
+      before = network.encode_seconds((senders - 1) * piece);
+      after = network.decode_seconds((ranks - 1) * piece);
+      all = network.encode_seconds(senders * part) + sums(part) + network.decode_seconds(ranks * part);
       break;
     case CollectiveKind::kExchange:
       return;
   }
+  const auto bytes = [](const Stage& stage) { return stage.between_bytes + stage.slice_bytes; };
+  const auto transfer = std::ranges::max_element(stages, {}, bytes);
+  transfer->core_seconds += std::max(0.0, all - before - after);
   stages.insert(stages.begin(), {.core_seconds = before});
   stages.push_back({.core_seconds = after});
 }
@@ -248,7 +266,15 @@ Cost on_cores(const CollectiveCall& call, const NetworkTable& network) {
   if (stages.empty()) return stages;
   if (call.is_coded()) {
     const bool is_by_hosts = call.group.hosts() > 1 && (cost == by_hosts<gloo> || cost == by_hosts<mpi>);
-    add_codes(stages, call, is_by_hosts ? call.group.hosts() : call.group.ranks, network);
+    const double others = call.group.ranks - call.group.ranks_of_host;
+    const bool has_pieces = cost == gloo || is_by_hosts;
+    add_codes(stages, call,
+              {.senders = static_cast<double>(is_by_hosts ? call.group.hosts() : call.group.ranks),
+               .whole = !has_pieces                                   ? 1.0 * call.group.ranks
+                        : is_by_hosts && call.group.ranks_of_host > 1 ? others
+                                                                      : 0,
+               .piece_bytes = has_pieces ? kPieceBytes : call.uncoded_bytes},
+              network);
   }
   stages.front().delay_seconds += network.base_seconds;
   stages.front().core_seconds += network.core_seconds;

@@ -132,7 +132,7 @@ at::Tensor decoded_numbers(LinkType type, const at::Tensor& numbers) {
 TEST_P(Collectives, CodedAllGatherGivesAllRanksWhatTheCodesSay) {
   run([](Communicator& communicator) {
     for (const LinkType type : {LinkType::kInt8, LinkType::kInt4}) {
-      for (const int64_t part : {1L, 300L, 70'001L}) {
+      for (const int64_t part : {1L, 300L, 2 * kCodedPiece + 301}) {
         const auto coding = std::make_shared<Coding>(Coding{.type = type});
         at::Tensor all = at::zeros({part * communicator.world_size()});
         communicator
@@ -159,7 +159,7 @@ TEST_P(Collectives, CodedReduceScatterCodesEachHopOnce) {
       for (int each = 0; each < world; ++each) hosts.push_back(each);
     }
     for (const LinkType type : {LinkType::kInt8, LinkType::kInt4}) {
-      for (const int64_t part : {1L, 300L, 70'001L}) {
+      for (const int64_t part : {1L, 300L, 2 * kCodedPiece + 301}) {
         std::map<int, std::vector<at::Tensor>> on_hosts;
         for (int other = 0; other < world; ++other) {
           on_hosts[hosts[static_cast<size_t>(other)]].push_back(
@@ -174,7 +174,13 @@ TEST_P(Collectives, CodedReduceScatterCodesEachHopOnce) {
         const at::Tensor input = numbers_of(rank, world * part, at::kFloat);
         const auto coding = std::make_shared<Coding>(Coding{.type = type});
         at::Tensor output = at::empty({part});
-        communicator.coded_reduce_scatter(output, input, coding, {}, {.unit = "test"})->wait();
+        int64_t finished = 0;
+        const auto finish = [&](const float*, int64_t n) {
+          EXPECT_EQ(n, std::min(kFinishedRun, part - finished));
+          finished += n;
+        };
+        communicator.coded_reduce_scatter(output, input, coding, finish, {.unit = "test"})->wait();
+        EXPECT_EQ(finished, part);
         EXPECT_TRUE(at::equal(output, expected)) << part;
         EXPECT_TRUE(at::equal(input, numbers_of(rank, world * part, at::kFloat)));
         const at::Tensor in_place = input.narrow(0, rank * part, part);
@@ -189,7 +195,7 @@ TEST_P(Collectives, CodedAllReduceEndsInTheSameBitsOnAllRanks) {
   run([](Communicator& communicator) {
     const int world = communicator.world_size();
     const auto coding = std::make_shared<Coding>(Coding{.type = LinkType::kInt8});
-    for (const int64_t numel : {1L, 1'000L, 70'001L}) {
+    for (const int64_t numel : {1L, 1'000L, 3 * kCodedPiece + 1}) {
       at::Tensor sum = numbers_of(communicator.rank(), numel, at::kFloat);
       communicator.coded_all_reduce(sum, coding, {.unit = "test"})->wait();
       at::Tensor all = at::empty({world * numel});

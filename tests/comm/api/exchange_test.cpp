@@ -60,6 +60,35 @@ TEST(SwapWithAll, LeavesOutEmptyTensors) {
               ::testing::ElementsAre("receive 1 from 2 as 7", "send 1 to 1 as 7", "wait", "wait"));
 }
 
+TEST(SwapPieces, TakesEachPieceWhenItIsThereFromAll) {
+  RecordedExchange exchange;
+  auto& calls = exchange.calls;
+  exchange.swap_pieces(0, 3, 7,
+                       {.count = 2,
+                        .from = [](int, int64_t piece) { return at::empty({10 + piece}); },
+                        .to =
+                            [&](int other, int64_t piece) {
+                              calls.push_back(concat("encode ", piece, " for ", other));
+                              return at::empty({20 + piece});
+                            },
+                        .meanwhile = [&] { calls.push_back("own"); },
+                        .arrived = [&](int64_t piece) { calls.push_back(concat("arrived ", piece)); }});
+  EXPECT_THAT(calls, ::testing::ElementsAre(
+                         "receive 10 from 2 as 7", "receive 10 from 1 as 7", "receive 11 from 2 as 7",
+                         "receive 11 from 1 as 7", "encode 0 for 1", "send 20 to 1 as 7", "encode 0 for 2",
+                         "send 20 to 2 as 7", "encode 1 for 1", "send 21 to 1 as 7", "encode 1 for 2",
+                         "send 21 to 2 as 7", "own", "wait", "wait", "arrived 0", "wait", "wait", "arrived 1",
+                         "wait", "wait", "wait", "wait"));
+}
+
+TEST(SwapPieces, TakesNothingWhenOneIsGone) {
+  RecordedExchange exchange;
+  exchange.lost = 2;
+  const auto tensor = [](int, int64_t) { return at::empty({1}); };
+  const auto never = [](int64_t) { ADD_FAILURE(); };
+  EXPECT_THROW(exchange.swap_pieces(0, 3, 7, {1, tensor, tensor, [] { ADD_FAILURE(); }, never}), util::Error);
+}
+
 // So that tensors of different collectives wait for each other until the time-out instead of being mixed up.
 TEST(TransferTag, DependsOnPurposeTypeAndSize) {
   const int tag = transfer_tag(1, at::ones({3}));

@@ -95,6 +95,25 @@ TEST(LinkCodes, RoundTheSameNumbersAlikeAndOthersAnew) {
   EXPECT_FALSE(at::equal(first, coded(LinkType::kInt4, changed, {.seed = 7})));
 }
 
+TEST(LinkCodes, OfPiecesDecodeToTheNumbersOfTheWhole) {
+  const int64_t numel = 2000, begin = 3 * kCodeBlock;
+  const at::Tensor values = uneven_numbers(numel);
+  for (const LinkType type : kTypes) {
+    for (const auto encode_either : {&encode, &encode_composed}) {
+      const auto through = [&](const at::Tensor& numbers, const CodeRounding& rounding) {
+        const at::Tensor bytes = at::empty({link_bytes(type, numbers.numel(), 4)}, at::kByte);
+        encode_either(type, numbers, bytes, rounding);
+        return decoded(type, bytes, numbers.numel());
+      };
+      const at::Tensor whole = through(values, {.seed = 7});
+      const at::Tensor piece = values.narrow(0, begin, numel - begin);
+      EXPECT_TRUE(
+          at::equal(through(piece, {.seed = 7, .first_block = 3}), whole.narrow(0, begin, numel - begin)));
+      EXPECT_FALSE(at::equal(through(piece, {.seed = 7}), whole.narrow(0, begin, numel - begin)));
+    }
+  }
+}
+
 TEST(LinkCodes, ErrorFeedbackKeepsTheSumOfManyCodes) {
   for (const LinkType type : kTypes) {
     const at::Tensor values = uneven_numbers(600), error = at::zeros({600});

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/util/error.h"
+#include "comm/options/link_type.h"
 #include "tools/simulate/network_table.h"
 
 namespace fsdp::simulate {
@@ -51,26 +52,36 @@ TEST(CollectiveCost, TakesTimeFromTheComputeBesideIt) {
   EXPECT_NEAR(cost[0].core_seconds, 0.25 + 0.5, 1e-9);
 }
 
-TEST(CollectiveCost, OfCodesIsTimeOfCoresBeforeAndAfterTheTransfer) {
+TEST(CollectiveCost, OfCodesIsTimeOfCoresBeforeBesideAndAfterTheTransfer) {
   NetworkTable network = slow();
   network.encode_bytes_per_second = 1e6;
   network.decode_bytes_per_second = 4e6;
-  const auto of_codes = [&](CollectiveKind kind, Backend backend, const RankGroup& group) {
-    const Cost cost =
-        cost_of({.kind = kind, .bytes = 0.25e6, .group = group, .uncoded_bytes = 1e6}, backend, network);
-    return std::pair(cost.front().core_seconds, cost.back().core_seconds);
+  const double p = 4e-6 * comm::kCodedPiece;  // MB of a piece of numbers that have a MB in all
+  const auto expect = [&](CollectiveKind kind, Backend backend, const RankGroup& group, double before,
+                          double after, double all) {
+    CollectiveCall call{.kind = kind, .bytes = 0.25e6, .group = group, .uncoded_bytes = 1e6};
+    const Cost cost = cost_of(call, backend, network);
+    EXPECT_NEAR(cost.front().core_seconds, before, 1e-9);
+    EXPECT_NEAR(cost.back().core_seconds, after, 1e-9);
+    double added = 0;
+    for (const Stage& stage : cost) added += stage.core_seconds;
+    network.encode_bytes_per_second = network.decode_bytes_per_second = 1e100;
+    const double copies = kind == CollectiveKind::kAllGather ? 0 : 2 / 2.0;
+    for (const Stage& stage : cost_of(call, backend, network)) added -= stage.core_seconds;
+    network.encode_bytes_per_second = 1e6;
+    network.decode_bytes_per_second = 4e6;
+    EXPECT_NEAR(added + copies / (kind == CollectiveKind::kAllReduce ? group.ranks : 1), all, 1e-6);
   };
-  const auto expect = [](std::pair<double, double> found, double before, double after) {
-    EXPECT_NEAR(found.first, before, 1e-9);
-    EXPECT_NEAR(found.second, after, 1e-9);
-  };
-  const RankGroup four{.ranks = 4, .ranks_of_host = 1};
-  expect(of_codes(CollectiveKind::kAllGather, Backend::kGloo, four), 1, 4 / 4.0);
-  expect(of_codes(CollectiveKind::kReduceScatter, Backend::kGloo, four), 3, 3 / 4.0 + 2 / 2.0);
-  expect(of_codes(CollectiveKind::kAllReduce, Backend::kGloo, four), 3 / 4.0,
-         3 / 16.0 + 2 / 8.0 + 1 / 4.0 + 1 / 4.0);
-  expect(of_codes(CollectiveKind::kReduceScatter, Backend::kHierarchical, {.ranks = 4, .ranks_of_host = 2}),
-         1, 1 / 4.0 + 2 / 2.0);
+  const RankGroup four{.ranks = 4, .ranks_of_host = 1}, twos{.ranks = 4, .ranks_of_host = 2};
+  expect(CollectiveKind::kAllGather, Backend::kGloo, four, p, 3 * p / 4, 1 + 4 / 4.0);
+  expect(CollectiveKind::kAllGather, Backend::kMpi, four, 1, 4 / 4.0, 1 + 4 / 4.0);
+  expect(CollectiveKind::kAllGather, Backend::kHierarchical, twos, p, 2 / 4.0, 1 + 4 / 4.0);
+  expect(CollectiveKind::kReduceScatter, Backend::kGloo, four, 3 * p, 3 * p / 4 + 2 * p / 2,
+         3 + 3 / 4.0 + 2 / 2.0);
+  expect(CollectiveKind::kReduceScatter, Backend::kHierarchical, twos, p, p / 4 + 2 * p / 2,
+         1 + 1 / 4.0 + 2 / 2.0);
+  expect(CollectiveKind::kAllReduce, Backend::kGloo, four, 3 / 4.0, 3 / 16.0,
+         4 / 4.0 + 3 / 16.0 + 2 / 8.0 + 4 / 16.0);
 }
 
 TEST(CollectiveCost, OfSharedMemoryIsTheCoresTime) {
@@ -136,8 +147,10 @@ TEST(CollectiveCost, OfCodesIsTheirBytesOnTheLinks) {
   const Cost exact = cost(Backend::kHierarchical, 0), coded = cost(Backend::kHierarchical, 1e6);
   EXPECT_EQ(exact[0].between_bytes, 1e6);
   EXPECT_EQ(coded[1].between_bytes, 0.25e6);
-  EXPECT_NEAR(coded[1].core_seconds + network.between.core_seconds_per_byte * 0.75e6, exact[0].core_seconds,
-              1e-9)
+  const double copies = 2e6 / network.copy_bytes_per_second;
+  EXPECT_NEAR(coded[0].core_seconds + coded[1].core_seconds + coded.back().core_seconds - copies +
+                  network.between.core_seconds_per_byte * 0.75e6,
+              exact[0].core_seconds, 1e-9)
       << "ranks of a host add up exactly";
   // NCCL adds nothing inside a host first: codes go from each GPU to all others.
   EXPECT_EQ(cost(Backend::kNccl, 0)[0].between_bytes, 1e6);
