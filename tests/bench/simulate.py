@@ -76,14 +76,15 @@ class SlowHosts(Hosts):
         try:
             for name in self.names:
                 subprocess.run(["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate",
-                                f"{self.links.mbit}mbit", "burst", f"{max(256, self.links.mbit // 8)}kb", "latency", "200ms"], check=True)
+                                f"{self.links.mbit}mbit", "burst", f"{max(66, self.links.mbit // 8)}kb", "latency", "200ms"], check=True)
             if self.links.delay_ms:
                 hub = f"{self.prefix}hub"
                 for i in range(len(self.names)):
                     subprocess.run(["ip", "-n", hub, "link", "set", f"port{i}", "nomaster"], check=True)
                 self.hub = subprocess.Popen(["ip", "netns", "exec", hub, str(self.programs / "packet_hub"), str(len(self.names)),
                                              str(self.links.delay_ms)], stdout=subprocess.PIPE)
-                self.hub.stdout.readline()
+                if not self.hub.stdout.readline():
+                    raise RuntimeError(f"expected {self.programs}/packet_hub to run, found that it ended; build the target packet_hub")
         except Exception:
             self.__exit__()
             raise

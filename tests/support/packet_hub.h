@@ -20,6 +20,7 @@
 #include <deque>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace fsdp::testing {
@@ -53,6 +54,7 @@ class PacketHub {
       for (int from = 0; from < static_cast<int>(ports_.size()); ++from) receive(from, buffer);
       while (!queue_.empty() && queue_.front().due <= Clock::now()) {
         pass_on(queue_.front());
+        spare_.push_back(std::move(queue_.front().bytes));
         queue_.pop_front();
       }
     }
@@ -103,8 +105,13 @@ class PacketHub {
   void receive(int from, std::vector<char>& buffer) {
     for (ssize_t size; (size = ::recv(port(from), buffer.data(), buffer.size(), 0)) > 0;) {
       if (from == cut_off_) continue;
-      queue_.push_back({Clock::now() + std::chrono::milliseconds(delay_ms_), from,
-                        std::string(buffer.data(), static_cast<size_t>(size))});
+      std::string bytes;
+      if (!spare_.empty()) {
+        bytes = std::move(spare_.back());
+        spare_.pop_back();
+      }
+      bytes.assign(buffer.data(), static_cast<size_t>(size));
+      queue_.push_back({Clock::now() + std::chrono::milliseconds(delay_ms_), from, std::move(bytes)});
     }
   }
 
@@ -119,7 +126,8 @@ class PacketHub {
   int port(int number) const { return ports_[static_cast<size_t>(number)]; }
 
   std::vector<int> ports_;
-  std::deque<Packet> queue_;  ///< in the order of coming, which is near enough to that of being due
+  std::deque<Packet> queue_;        ///< in the order of coming, which is near enough to that of being due
+  std::vector<std::string> spare_;  ///< memory of packets passed on; fresh memory costs page faults
   std::atomic<bool> stop_{false};
   std::atomic<int> delay_ms_{0}, cut_off_{-1};
 };
