@@ -30,8 +30,8 @@ constexpr auto enum_names(LinkType) {
 /// Number of consecutive numbers with one scale.
 inline constexpr int64_t kCodeBlock = 256;
 
-/// Number of consecutive numbers that a rank codes at once where it codes beside the transfer. One millisecond
-/// of 1 Gbit/s in int8: long against the cost of a message, short against a unit.
+/// Number of consecutive numbers that a rank codes at once where it codes beside the transfer. They take 1 ms
+/// of 1 Gbit/s in int8, which is long against the cost of a message and short against a unit.
 inline constexpr int64_t kCodedPiece = 512 * kCodeBlock;
 
 /// Bytes that represent a part of `numel` numbers, each of which has `element_size` bytes in memory.
