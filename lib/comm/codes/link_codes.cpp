@@ -87,10 +87,25 @@ FSDP_INLINE uint16_t encode_block(const float* values, float levels, uint32_t se
   return static_cast<uint16_t>(scale_bits >> 16);
 }
 
+// Two codes at once, as 16 bits with the first number in the low byte: GCC makes vectors of this, and not of
+// every other byte.
+static_assert(std::endian::native == std::endian::little);
+
 FSDP_INLINE void pack(const int8_t* codes, uint8_t* to) {
+  alignas(64) uint8_t raised[kCodeBlock];
+  alignas(64) uint16_t pairs[kCodeBlock / 2];
+  for (int64_t i = 0; i < kCodeBlock; ++i) raised[i] = static_cast<uint8_t>(codes[i] + 8);
+  std::memcpy(pairs, raised, sizeof(pairs));
+  for (int64_t i = 0; i < kCodeBlock / 2; ++i) to[i] = static_cast<uint8_t>(pairs[i] | (pairs[i] >> 4));
+}
+
+FSDP_INLINE void unpack(const uint8_t* packed, int8_t* codes) {
+  alignas(64) uint16_t pairs[kCodeBlock / 2];
   for (int64_t i = 0; i < kCodeBlock / 2; ++i) {
-    to[i] = static_cast<uint8_t>((codes[2 * i] + 8) | ((codes[2 * i + 1] + 8) << 4));
+    pairs[i] = static_cast<uint16_t>((packed[i] & 15) | ((packed[i] >> 4) << 8));
   }
+  std::memcpy(codes, pairs, sizeof(pairs));
+  for (int64_t i = 0; i < kCodeBlock; ++i) codes[i] = static_cast<int8_t>(codes[i] - 8);
 }
 
 template <typename T>
@@ -146,7 +161,7 @@ struct Decoding {
 template <typename T, bool kAdds>
 FSDP_INLINE void decode_all(const Decoding<T>& given) {
   alignas(64) int8_t codes[kCodeBlock];
-  alignas(64) uint8_t packed[kCodeBlock / 2];
+  alignas(64) uint8_t packed[kCodeBlock / 2] = {};
   for (int64_t begin = 0; begin < given.numel; begin += kCodeBlock) {
     const int64_t length = std::min(kCodeBlock, given.numel - begin);
     uint16_t bits = 0;
@@ -156,10 +171,7 @@ FSDP_INLINE void decode_all(const Decoding<T>& given) {
       std::memcpy(codes, given.part.codes + begin, static_cast<size_t>(length));
     } else {
       std::memcpy(packed, given.part.codes + begin / 2, static_cast<size_t>((length + 1) / 2));
-      for (int64_t i = 0; i < (length + 1) / 2; ++i) {
-        codes[2 * i] = static_cast<int8_t>((packed[i] & 15) - 8);
-        codes[2 * i + 1] = static_cast<int8_t>((packed[i] >> 4) - 8);
-      }
+      unpack(packed, codes);
     }
     T* const to = given.values + begin;
     for (int64_t i = 0; i < length; ++i) {
