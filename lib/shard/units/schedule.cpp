@@ -110,9 +110,8 @@ void Schedule::gather_slices(bool records) {
 // ---- forward
 
 /// A unit is gathered when its forward begins, if it is not gathered yet, and the next unit is gathered
-/// before this one computes [forward_prefetch]. The next all-gather is issued before the wait for this one,
-/// so that no link is idle between them. The unit whose forward ended before is freed first, so two units are
-/// gathered at a time [reshard_after_forward, keep_after_forward, strategy; resolved for each unit
+/// before this one computes [forward_prefetch]. The unit whose forward ended before is freed first, so two
+/// units are gathered at a time [reshard_after_forward, keep_after_forward, strategy; resolved for each unit
 /// in shard/units/unit_options.h].
 void Schedule::forward_begins(size_t unit, bool records) {
   if (unit == 0) {
@@ -127,9 +126,8 @@ void Schedule::forward_begins(size_t unit, bool records) {
   std::erase(ahead_, unit);
   if (gathers_beside_kept_) gather_beside_kept(unit);
   reshard_kept(/*except=*/unit);
-  for (size_t i = unit; i < end_of_group(unit); ++i) gather(i);
-  gather_ahead();
   for (size_t i = unit; i < end_of_group(unit); ++i) use(i);
+  gather_ahead();
 }
 
 /// The unit whose forward ends last stays gathered, because backward begins with it
@@ -248,9 +246,8 @@ void Schedule::backward_begins(size_t unit) {
     kept_.reset();  // from here on each unit is freed when its own backward has ended
   }
   order_.begin_in_backward(unit);
-  for (size_t i = unit; i < end_of_group(unit); ++i) gather(i);
-  if (backward_prefetch_ == BackwardPrefetch::kPre) gather_next_in_backward(unit);
   for (size_t i = unit; i < end_of_group(unit); ++i) use(i);
+  if (backward_prefetch_ == BackwardPrefetch::kPre) gather_next_in_backward(unit);
   for (size_t i = unit; i < end_of_group(unit); ++i) {
     if (!units_[i].traits.has_trainable_parameters || std::exchange(units_[i].has_gradients, true)) continue;
     emit(Action::kAttachGradients, i);

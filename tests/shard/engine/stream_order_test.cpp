@@ -46,18 +46,18 @@ TEST(StreamOrder, ForwardGathersTheNextUnitBesideTheCompute) {
   EXPECT_EQ(halves_of(story_of_a_step({.options = with_prefetch()})).forward, R"(
 allocate root
 communication: gather root
+compute waits for gather root
 allocate layers.0
 communication: gather layers.0
-compute waits for gather root
+compute waits for gather layers.0
 allocate layers.1
 communication: gather layers.1
-compute waits for gather layers.0
 compute: forward layers.0
 free layers.0
+compute waits for gather layers.1
 communication waits for forward layers.0
 allocate layers.2
 communication: gather layers.2
-compute waits for gather layers.1
 compute: forward layers.1
 free layers.1
 compute waits for gather layers.2
@@ -77,9 +77,9 @@ compute: backward layers.2
 free layers.2
 communication waits for backward layers.2
 communication: reduce layers.2
+compute waits for gather layers.1 again
 allocate layers.0
 communication: gather layers.0 again
-compute waits for gather layers.1 again
 allocate gradients of layers.1
 compute: backward layers.1
 free layers.1

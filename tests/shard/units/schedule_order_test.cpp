@@ -171,11 +171,11 @@ ShardOptions prefetching(const char* how, bool limit = true) {
 
 TEST(ForwardSchedule, OfTheFirstPassIsThatOfTheSecondWithImplicitPrefetchOnTheCpu) {
   ForwardText text(prefetching("implicit"));
-  const std::string expected = "+0 +1 =0 +2 =1 [1] -1 +3 =2 [2] -2 =3 [3] ";
+  const std::string expected = "+0 =0 +1 =1 +2 [1] -1 =2 +3 [2] -2 =3 [3] ";
   EXPECT_EQ(text.forward({1, 2, 3}), expected);
   EXPECT_EQ(text.forward({1, 2, 3}), expected);
   EXPECT_EQ(ForwardText(prefetching("implicit", /*limit=*/false)).forward({1, 2, 3}),
-            "+0 +1 +2 +3 =0 =1 [1] -1 =2 [2] -2 =3 [3] ");
+            "+0 =0 +1 +2 +3 =1 [1] -1 =2 [2] -2 =3 [3] ");
 }
 
 // The gather of a unit precedes the release of the one before, so that it need not wait for that one's
@@ -183,7 +183,7 @@ TEST(ForwardSchedule, OfTheFirstPassIsThatOfTheSecondWithImplicitPrefetchOnTheCp
 TEST(ForwardSchedule, OfTheFirstPassGathersOnUseWhereTheHostRunsAhead) {
   ForwardText text(prefetching("implicit"), /*host_runs_ahead=*/true);
   EXPECT_EQ(text.forward({1, 2, 3}), "+0 =0 +1 =1 [1] +2 -1 =2 [2] +3 -2 =3 [3] ");
-  EXPECT_EQ(text.forward({1, 2, 3}), "+0 +1 =0 +2 =1 [1] -1 +3 =2 [2] -2 =3 [3] ");
+  EXPECT_EQ(text.forward({1, 2, 3}), "+0 =0 +1 =1 +2 [1] -1 =2 +3 [2] -2 =3 [3] ");
   EXPECT_EQ(text.most_gathered, 2);
 }
 
@@ -191,7 +191,7 @@ TEST(ForwardSchedule, OfTheFirstPassGathersOnUseWithExplicitPrefetch) {
   for (bool host_runs_ahead : {false, true}) {
     ForwardText text(prefetching("explicit"), host_runs_ahead);
     EXPECT_EQ(text.forward({1, 2, 3}), "+0 =0 +1 =1 [1] -1 +2 =2 [2] -2 +3 =3 [3] ");
-    EXPECT_EQ(text.forward({1, 2, 3}), "+0 +1 =0 +2 =1 [1] -1 +3 =2 [2] -2 =3 [3] ");
+    EXPECT_EQ(text.forward({1, 2, 3}), "+0 =0 +1 =1 +2 [1] -1 =2 +3 [2] -2 =3 [3] ");
   }
 }
 
@@ -203,9 +203,9 @@ TEST(ForwardSchedule, OfAPassInAnotherOrder) {
     text->forward({1, 2, 3});
     text->forward({1, 2, 3}, /*trains=*/false);
   }
-  EXPECT_EQ(guessing.forward({2, 1, 3}), "+0 +1 =0 +2 =2 [2] -2 =1 [1] -1 +3 =3 [3] ");
-  EXPECT_EQ(ahead.forward({2, 1, 3}), "+0 +1 =0 =1 -1 +2 =2 [2] +1 -2 =1 [1] +3 -1 =3 [3] ");
-  EXPECT_EQ(explicit_.forward({2, 1, 3}), "+0 +1 =0 +2 =2 [2] -2 =1 [1] -1 +3 =3 [3] ");
+  EXPECT_EQ(guessing.forward({2, 1, 3}), "+0 =0 +1 +2 =2 [2] -2 =1 [1] -1 +3 =3 [3] ");
+  EXPECT_EQ(ahead.forward({2, 1, 3}), "+0 =0 +1 =1 -1 +2 =2 [2] +1 -2 =1 [1] +3 -1 =3 [3] ");
+  EXPECT_EQ(explicit_.forward({2, 1, 3}), "+0 =0 +1 +2 =2 [2] -2 =1 [1] -1 +3 =3 [3] ");
   EXPECT_EQ(guessing.reports + ahead.reports, 0);
   EXPECT_EQ(explicit_.reports, 1);
 }
