@@ -119,6 +119,10 @@ class LinkBench(Bench):
         if not links.mbit:
             return super().launch(links, ranks, arguments)
         program = [str(self.programs / "fsdp-train"), *arguments]
+        cores = sorted(os.sched_getaffinity(0))
+        own = len(cores) // HOSTS
+        # Ranks that take turns on a core measure so only where they see no more cores than their host would have.
+        takes_turns = arguments[0] == "doctor" and 0 < own < self.ranks
         with SlowHosts(HOSTS, links, self.programs) as hosts:
             watch = StepWatch(self.folder / "run" / "metrics.jsonl", Interface(hosts.names[0]))
             watch.start()
@@ -128,7 +132,8 @@ class LinkBench(Bench):
                 environment = rank_environment(rank, ranks, 29500, threads=1)
                 environment.update(LOCAL_RANK=str(local), LOCAL_WORLD_SIZE=str(self.ranks), MASTER_ADDR=hosts.addresses[0],
                                    GLOO_SOCKET_IFNAME="eth0")
-                processes.append(subprocess.Popen(hosts.on(host, program), env=environment, stdout=subprocess.PIPE,
+                pinned = ["taskset", "-c", ",".join(map(str, cores[host * own:][:own]))] if takes_turns else []
+                processes.append(subprocess.Popen(hosts.on(host, [*pinned, *program]), env=environment, stdout=subprocess.PIPE,
                                                   stderr=subprocess.STDOUT, text=True))
             text = self.finish(processes)
             watch.over.set()
