@@ -51,7 +51,7 @@ class CodedExchange {
     int tag;
     at::Tensor input;  ///< [n]
     CodingPtr coding;
-    /// Where a piece of the code of a member's input goes.
+    /// Place of a piece of the code of a member's input.
     std::function<at::Tensor(int member, int64_t piece)> place;
     /// Called once the piece of this member is there.
     std::function<void(int member, int64_t piece)> take;
@@ -63,8 +63,8 @@ class CodedExchange {
     at::Tensor output;  ///< [n]; may be a part of this member
     CodingPtr coding;
     FinishSums finish;  ///< may be empty
-    /// What this member sends to `member` to be added, [n], or adds itself. Called once for each, for itself
-    /// while the transfers are under way. The tensors stay as they are until the call returns.
+    /// Numbers [n] that this member sends to `member`, or adds itself. Called once for each; for itself while
+    /// the transfers are under way. The tensors stay as they are until the call returns.
     std::function<at::Tensor(int member)> part;
   };
   void reduce_scatter(const Reduction& reduction);
